@@ -1,0 +1,1 @@
+"""Reference implementation and conformance suite for expert substitution (MoNE)."""

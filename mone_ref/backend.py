@@ -1,0 +1,220 @@
+"""The plug-in surface: what an engine implements to be judged.
+
+One ``Backend`` per engine; it loads a checkpoint into a ``Session``, which
+scores token ids. Everything else is optional, and overriding a method is how an
+adapter says that its engine can do it. An adapter never sees expected values,
+and never decides what counts as a refusal: it lets its engine's exceptions
+propagate (or raises ``Refused``), and the suite weighs the evidence.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mone_ref.errors import Code, Phase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEATURES = (
+    "expert_parallel",
+    "data_parallel",
+    "eplb",
+    "lora",
+    "fused_shared_experts",
+    "quantized_experts",
+    "routed_transforms",
+    "deferred_finalize",
+    "prefill_context_parallel",
+    "sequence_parallel",
+    "router_weight_on_input",
+)
+"""Configurations that a case can request. An engine lists those it knows; a case
+that requests another one is not applicable to it."""
+
+COMPUTE_TYPES = ("float32", "tf32", "bfloat16", "float16")
+"""Arithmetic in which an engine runs its matrix products; budgets are pinned for each."""
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """Identity and abilities of an engine, printed in every report.
+
+    ``compute`` maps each dtype the engine runs (``float32``, ``bfloat16``,
+    ``float16``) to the arithmetic of its matrix products, one of
+    ``COMPUTE_TYPES``: an engine that runs float32 models in TF32 says so here.
+    """
+
+    name: str
+    version: str
+    device: str
+    compute: Mapping[str, str]
+    features: frozenset[str] = frozenset()
+    components: Mapping[str, str] = field(default_factory=dict)
+    workarounds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a case wants a checkpoint loaded.
+
+    ``max_tokens`` and ``max_prompts`` bound what will be scored, so that an
+    engine can size its caches. ``engine_args`` are passed verbatim.
+    """
+
+    dtype: str = "float32"
+    device: str = "auto"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    max_tokens: int = 64
+    max_prompts: int = 8
+    features: frozenset[str] = frozenset()
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of the next token at every position of one prompt.
+
+    Full: ``logprobs`` ``[T, V]`` (nats, any float dtype), ``ids`` is None.
+    Top-n: ``ids`` ``[T, n]`` int64 and ``logprobs`` ``[T, n]``.
+    The last row may be NaN where an engine scores prompts only: rows
+    ``0..T-2`` are required, a last row is judged when it is present.
+    """
+
+    logprobs: Tensor
+    ids: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An engine's own continuation: ``tokens`` ``[S]`` and their ``scores`` (``S`` rows)."""
+
+    tokens: Sequence[int]
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One MoE layer for engines that can build it without a model.
+
+    ``path`` is the full module path (``model.layers.3.mlp.experts``); ``tp`` is
+    ``(rank, size)``, and a layer built for one rank returns that rank's partial.
+    """
+
+    layer: int
+    path: str
+    hidden_size: int
+    intermediate_size: int
+    num_logical_experts: int
+    top_k: int
+    scoring: str
+    normalise: bool
+    scaling_factor: float
+    scale_on_output: bool
+    substituted: tuple[int, ...]
+    form: str
+    dtype: str
+    device: str
+    groups: tuple[int, int] | None = None
+    correction_bias: bool = False
+    tp: tuple[int, int] = (0, 1)
+
+
+class Refused(Exception):
+    """An engine's deliberate refusal of a checkpoint, an option or an update.
+
+    ``evidence`` is what the engine said, per rank; ``phase`` and ``code`` when the
+    engine itself reports them.
+    """
+
+    def __init__(
+        self,
+        evidence: str | Sequence[str],
+        *,
+        phase: Phase | None = None,
+        code: Code | str | None = None,
+    ) -> None:
+        self.evidence = (evidence,) if isinstance(evidence, str) else tuple(evidence)
+        self.phase = phase
+        self.code = code
+        super().__init__("\n".join(self.evidence))
+
+
+class Session(ABC):
+    """One loaded checkpoint."""
+
+    @abstractmethod
+    def score(self, prompts: list[list[int]]) -> list[Scores]:
+        """Score prompts in one batch; one ``Scores`` per prompt, in their order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. Called once, also after a failure."""
+
+    def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """Continue each prompt greedily for ``steps`` tokens (decode path)."""
+        raise NotImplementedError
+
+    def update(self, tensors: Mapping[str, Tensor]) -> None:
+        """Change constants in place, by their names in the checkpoint."""
+        raise NotImplementedError
+
+    def reload(self, checkpoint: Path) -> None:
+        """Reload all weights layer by layer."""
+        raise NotImplementedError
+
+    def expert_rows(self) -> dict[int, int]:
+        """Layer index -> number of expert rows that were allocated."""
+        raise NotImplementedError
+
+    def trace(self, prompts: list[list[int]]) -> list[dict[str, Tensor]]:
+        """Per prompt: ``layers.{L}.router_ids``, ``router_weights``, ``moe_in``, ``moe_out``."""
+        raise NotImplementedError
+
+
+class LayerSession(ABC):
+    """One MoE layer, with the weights and the substitution of its ``LayerSpec``."""
+
+    @abstractmethod
+    def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
+        """``[T, H]``, ``[T, E]`` -> ``[T, H]``."""
+
+    def forward_routed(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """``[T, H]``, ``[T, K]``, ``[T, K]`` -> ``[T, H]``."""
+        raise NotImplementedError
+
+    def rewrite_routes(self, topk_weights: Tensor, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``[T, K]`` twice -> rewritten weights, physical ids and the constants' sum ``[T, H]``."""
+        raise NotImplementedError
+
+
+class Backend(ABC):
+    """One engine."""
+
+    @abstractmethod
+    def describe(self) -> BackendInfo:
+        """Name, version, device and abilities; must not load a model."""
+
+    @abstractmethod
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        """Load a checkpoint directory. Raises ``Refused``, or whatever the engine raises."""
+
+    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
+        """Build one MoE layer from tensors under their checkpoint names."""
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027 - optional: most engines hold nothing between loads
+        """Free what outlives the sessions. Called once, at the end of the run."""
+
+
+def capable(instance: Backend | Session | LayerSession, method: str) -> bool:
+    """Whether an adapter overrides an optional method, which is how it declares the ability."""
+    for base in type(instance).__mro__:
+        if method in vars(base):
+            return base.__module__ != __name__
+    return False

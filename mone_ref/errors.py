@@ -1,0 +1,195 @@
+"""What can be wrong with a checkpoint, and when it is noticed.
+
+A *problem* is one fact about one place in one file. Readers collect every
+problem they can see before they raise, so that a user mends a file once.
+Codes have two levels, ``GROUP/detail``: the group is what conformance cases
+compare across engines, the detail is for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Phase(StrEnum):
+    """When a fault is noticed, in the order of an engine's life."""
+
+    PARSE = "parse"  # config.json alone
+    INIT = "init"  # the model is about to be built
+    LOAD = "load"  # tensors are read
+    RUN = "run"  # a prompt is scored
+    UPDATE = "update"  # direct update of a loaded model
+    RELOAD = "reload"  # layerwise reload of a loaded model
+
+
+class Severity(StrEnum):
+    """How much a problem matters: only errors stop a load."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Code(StrEnum):
+    """Every kind of problem, as ``GROUP/detail``, with one sentence each."""
+
+    doc: str
+
+    def __new__(cls, value: str, doc: str) -> Code:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.doc = doc
+        return member
+
+    # -- the directory and its files
+    NOT_A_CHECKPOINT = "CHECKPOINT/not-a-directory", "The path is not a readable directory."
+    NO_CONFIG = "CHECKPOINT/no-config", "The directory holds no config.json."
+    NO_WEIGHTS = "CHECKPOINT/no-weights", "The directory holds no safetensors file."
+    UNREADABLE = "CHECKPOINT/unreadable", "A file cannot be opened or read."
+    PICKLE = "CHECKPOINT/pickle", "Weights are stored as pickle, which is never opened."
+    AMBIGUOUS_FILES = (
+        "CHECKPOINT/ambiguous-files",
+        "Several sets of weight files lie side by side and no index tells which one counts.",
+    )
+    STRAY_FILE = "CHECKPOINT/stray-file", "A weight file that the index does not name."
+    HEADER = "CHECKPOINT/header", "A safetensors header is malformed."
+    TRUNCATED = "CHECKPOINT/truncated", "A file is shorter or longer than its header says."
+    OFFSETS = "CHECKPOINT/offsets", "Tensor byte ranges overlap, leave holes or do not fit."
+    METADATA = "CHECKPOINT/metadata", "The safetensors metadata is missing or not text."
+    INDEX = "CHECKPOINT/index", "The shard index is malformed or disagrees with the shards."
+    UNSAFE_PATH = "CHECKPOINT/unsafe-path", "A file name leaves the checkpoint directory."
+    DUPLICATE_TENSOR = "CHECKPOINT/duplicate-tensor", "Two files store the same tensor name."
+
+    # -- config.json as JSON
+    JSON_SYNTAX = "CONFIG_JSON/syntax", "The file is not valid JSON."
+    JSON_DUPLICATE_KEY = "CONFIG_JSON/duplicate-key", "An object names one key twice."
+    JSON_NOT_OBJECT = "CONFIG_JSON/not-an-object", "The document is not a JSON object."
+
+    # -- config.json as a model
+    UNKNOWN_FAMILY = "CONFIG_MODEL/unknown-family", "No architecture of the table is named."
+    MODEL_FIELD = "CONFIG_MODEL/field", "A field of the model is missing or has a wrong value."
+    MODEL_FIELD_CONFLICT = "CONFIG_MODEL/conflict", "Two holders of one field disagree."
+    MODEL_FEATURE = "CONFIG_MODEL/feature", "The model asks for something not implemented here."
+
+    # -- the substitution list
+    NOT_A_MAPPING = "SUBSTITUTION/not-a-mapping", "The list is not a JSON object."
+    LAYER_KEY = "SUBSTITUTION/layer-key", "A layer key is not a canonical decimal string."
+    NOT_A_LIST = "SUBSTITUTION/not-a-list", "A layer's value is not an array (or null)."
+    ID_TYPE = "SUBSTITUTION/id-type", "An expert id is not a JSON integer."
+    ID_DUPLICATE = "SUBSTITUTION/id-duplicate", "An expert id is listed twice in a layer."
+    ID_RANGE = "SUBSTITUTION/id-range", "An expert id is negative or not below the expert count."
+    ALL_SUBSTITUTED = "SUBSTITUTION/all-substituted", "A layer retains no expert."
+    LAYER_NOT_MOE = "SUBSTITUTION/layer-not-moe", "A listed layer is no MoE layer of the model."
+    BOTH_FORMS = "SUBSTITUTION/both-forms", "Both declaration forms are present."
+    EXPLICIT_FORM = "SUBSTITUTION/explicit-form", "The explicit form is malformed or not read."
+    MISPLACED = "SUBSTITUTION/misplaced", "A declaration stands where it does not count."
+    PLACEMENT_CONFLICT = (
+        "SUBSTITUTION/placement-conflict",
+        "The text config and the top level declare different lists.",
+    )
+    DIALECT = "SUBSTITUTION/dialect", "A declaration in a dialect that is recognised but not read."
+    EVOLVING = "SUBSTITUTION/evolving", "Constants that change while the model runs."
+
+    # -- tensors against the list
+    MISSING_CONSTANT = "MISSING_CONSTANT/absent", "A substituted expert has no constant."
+    CONSTANT_SHAPE = "CONSTANT_SHAPE/shape", "A constant is not one vector of hidden_size."
+    CONSTANT_DTYPE = "CONSTANT_SHAPE/dtype", "A constant is not stored in a float type."
+    NON_FINITE_CONSTANT = "NON_FINITE_CONSTANT/stored", "A constant holds NaN or infinity."
+    CONSTANT_OVERFLOW = (
+        "NON_FINITE_CONSTANT/overflow",
+        "A constant becomes infinite in the dtype in which parameters are held.",
+    )
+    UNLISTED_CONSTANT = "UNLISTED_CONSTANT/retained", "A constant for an expert that is retained."
+    UNLISTED_LAYER = "UNLISTED_CONSTANT/layer", "A constant in a layer that is not listed."
+    MISSING_EXPERT = "EXPERT_WEIGHTS/missing", "A retained expert lacks a projection."
+    FUSED_EXPERTS = "EXPERT_WEIGHTS/fused", "Fused expert tensors on a substituted layer."
+    LEFTOVER_EXPERT = "EXPERT_WEIGHTS/leftover", "A substituted expert still stores projections."
+    MISSING_TENSOR = "MODEL_WEIGHTS/missing", "A tensor that the model needs is absent."
+    TENSOR_SHAPE = "MODEL_WEIGHTS/shape", "A tensor has another shape than the config implies."
+    TENSOR_DTYPE = "MODEL_WEIGHTS/dtype", "A tensor is stored in a type that cannot be computed."
+    UNKNOWN_TENSOR = "MODEL_WEIGHTS/unknown", "A tensor that the model does not use."
+
+    # -- requests
+    UNSUPPORTED_FEATURE = "UNSUPPORTED/feature", "A feature that substitution excludes."
+    UNSUPPORTED_RELOAD = "UNSUPPORTED/layerwise-reload", "Layerwise reload is refused."
+    UPDATE_TARGET = "UPDATE/unknown-name", "An update names no constant of the model."
+
+    @property
+    def group(self) -> str:
+        """The part that cases compare: ``MISSING_CONSTANT`` of ``MISSING_CONSTANT/absent``."""
+        return self.value.partition("/")[0]
+
+    @property
+    def detail(self) -> str:
+        """The part for people: ``absent`` of ``MISSING_CONSTANT/absent``."""
+        return self.value.partition("/")[2]
+
+
+GROUPS = frozenset(code.group for code in Code)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault at one place.
+
+    ``where`` is a JSON path (``$.approximate_experts["1"][0]``) for a config
+    and a tensor name for weights; ``file`` is relative to the checkpoint.
+    """
+
+    code: Code
+    phase: Phase
+    where: str
+    found: str
+    expected: str
+    file: str = "config.json"
+    severity: Severity = Severity.ERROR
+    clause: str = ""
+
+    def __str__(self) -> str:
+        clause = f" [{self.clause}]" if self.clause else ""
+        return (
+            f"{self.severity} {self.code} ({self.phase}) {self.file}: {self.where}: "
+            f"found {self.found}, expected {self.expected}{clause}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The problem as JSON-ready data, the code split in group and detail."""
+        return {**asdict(self), "code": str(self.code), "group": self.code.group}
+
+
+class Rejected(Exception):
+    """Refusal of an input, with every problem that was found.
+
+    Raised by the config reader, the loader, updates and reloads. ``problems``
+    is never empty and holds errors only.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        if not self.problems:
+            raise ValueError("a rejection needs at least one problem")
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @property
+    def phase(self) -> Phase:
+        """Earliest phase among the problems."""
+        order = list(Phase)
+        return min((problem.phase for problem in self.problems), key=order.index)
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """Codes of all problems, in the order found."""
+        return tuple(problem.code for problem in self.problems)
+
+
+def show(value: object, limit: int = 80) -> str:
+    """A value from a user's file, safe to print: escaped, one line, cut to ``limit``.
+
+    Lone surrogates and control characters of broken files must not break the
+    message that reports them.
+    """
+    text = ascii(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
