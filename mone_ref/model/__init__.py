@@ -1,0 +1,1 @@
+"""Whole decoders around the MoE layer."""

@@ -1,0 +1,71 @@
+"""The layer stack: token ids -> log-probabilities of the next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mone_ref import moe
+from mone_ref.config import ModelConfig
+from mone_ref.model.attention import AttentionWeights, attention, rms_norm
+from mone_ref.moe import MoeLayer, Record
+from mone_ref.precision import Precision, product
+
+
+@dataclass
+class DecoderLayer:
+    """One pre-norm decoder layer."""
+
+    attention_norm: Tensor
+    attention: AttentionWeights
+    moe_norm: Tensor
+    moe: MoeLayer
+
+
+@dataclass
+class Decoder:
+    """All weights of a decoder: ``embedding`` and ``head`` ``[V, H]``, ``norm`` ``[H]``."""
+
+    embedding: Tensor
+    layers: list[DecoderLayer]
+    norm: Tensor
+    head: Tensor
+
+
+def ignore(name: str, value: Tensor) -> None:
+    """Record nothing."""
+
+
+def logits(
+    prompt: Tensor,
+    decoder: Decoder,
+    model: ModelConfig,
+    precision: Precision,
+    record: Record = ignore,
+) -> Tensor:
+    """Logits at every position of one prompt: ids ``[T]`` -> ``[T, V]``.
+
+    ``record`` receives ``layers.{L}.<name>`` for every intermediate of each MoE layer.
+    """
+    residual = decoder.embedding[prompt].to(precision.residual)  # [T, H]
+    for index, layer in enumerate(decoder.layers):
+        x = rms_norm(residual, layer.attention_norm, model.rms_norm_eps, precision)  # [T, H]
+        residual = residual + attention(x, layer.attention, model, precision).to(residual.dtype)
+
+        x = rms_norm(residual, layer.moe_norm, model.rms_norm_eps, precision)  # [T, H]
+        y = moe.forward(x, layer.moe, precision, prefixed(record, f"layers.{index}."))  # [T, H]
+        residual = residual + y.to(residual.dtype)
+    x = rms_norm(residual, decoder.norm, model.rms_norm_eps, precision)  # [T, H]
+    return product(x, decoder.head, precision)  # [T, V]
+
+
+def log_probabilities(z: Tensor, precision: Precision) -> Tensor:
+    """Logits ``[T, V]`` -> log-probabilities ``[T, V]`` in nats, in float32 or wider."""
+    return torch.log_softmax(z.to(precision.wide), dim=-1)
+
+
+def prefixed(record: Record, prefix: str) -> Record:
+    """A recorder that puts a layer's name before every intermediate."""
+    return lambda name, value: record(prefix + name, value)

@@ -1,0 +1,52 @@
+"""One MoE layer: routing, substitution, experts. This is SEM-1, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mone_ref import experts, routing, substitution
+from mone_ref.config import LayerSubstitution
+from mone_ref.experts import ExpertWeights
+from mone_ref.families import RouterRule
+from mone_ref.precision import Precision, product
+
+Record = Callable[[str, Tensor], None]
+"""Receives every named intermediate of a layer; the oracle's window for tests and traces."""
+
+
+@dataclass
+class MoeLayer:
+    """Weights and declarations of one MoE layer.
+
+    ``router`` ``[E, H]`` over all logical experts, ``constants`` ``[S, H]`` ascending.
+    """
+
+    router: Tensor
+    experts: ExpertWeights
+    constants: Tensor
+    substitution: LayerSubstitution
+    rule: RouterRule
+    top_k: int
+
+
+def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) -> Tensor:
+    """``y = sum of retained w * expert(x) + sum of substituted w * v`` (SEM-1): ``[T, H]``."""
+    logits = product(x, layer.router, precision)  # [T, E]
+    weights, ids = routing.route(logits, layer.rule, layer.top_k, precision.router)  # [T, K]
+
+    constants = substitution.constant_sum(
+        weights, ids, layer.constants, layer.substitution.substituted
+    )  # [T, H]
+    kept, rows = substitution.rewrite_routes(weights, ids, layer.substitution)  # [T, K]
+    retained = experts.weighted_sum(x, kept, rows, layer.experts, precision)  # [T, H]
+    y = retained.to(precision.between) + constants.to(precision.between)  # [T, H]
+
+    record("moe_in", x)
+    record("router_logits", logits)
+    record("router_weights", weights)
+    record("router_ids", ids)
+    record("moe_out", y)
+    return y
