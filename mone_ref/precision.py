@@ -6,6 +6,8 @@ budgets are made of (SPEC, Numbers) differ from the plain run in one switch each
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,3 +80,14 @@ def round_to_tf32(x: Tensor) -> Tensor:
     half = (1 << (TF32_DROPPED_BITS - 1)) - 1
     kept = (bits + half + odd) & ~((1 << TF32_DROPPED_BITS) - 1)
     return torch.where(x.isfinite(), kept.view(torch.float32), x)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Keep torch's float32 products in float32, whatever the caller's global switch says."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,240 @@
+"""A checkpoint directory -> a model in memory, and what may change afterwards.
+
+Every rule is checked before anything is allocated (``validate.py``). Retained
+experts go to their compact row by logical id (LOAD-1); a substituted expert is
+never allocated (EXEC-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mone_ref import validate
+from mone_ref.checkpoint import Checkpoint
+from mone_ref.config import Config, LayerSubstitution, Substitution
+from mone_ref.errors import Code, Phase, Problem, Rejected, show
+from mone_ref.experts import ExpertWeights
+from mone_ref.model import decoder
+from mone_ref.model.attention import AttentionWeights
+from mone_ref.model.decoder import Decoder, DecoderLayer
+from mone_ref.moe import MoeLayer, Record
+from mone_ref.precision import Precision, exact_products, plain
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class Model:
+    """A loaded checkpoint that scores prompts, one at a time, on the CPU.
+
+    ``precision`` may be replaced to move single cast points; its ``params`` must stay
+    the dtype in which the weights were loaded.
+    """
+
+    def __init__(self, config: Config, weights: Decoder, precision: Precision) -> None:
+        self.config = config
+        self.weights = weights
+        self.precision = precision
+
+    @property
+    def substitution(self) -> Substitution:
+        """What is substituted, layer by layer."""
+        return self.config.substitution
+
+    def logits(self, prompt: Sequence[int], record: Record = decoder.ignore) -> Tensor:
+        """Logits ``[T, V]`` of one prompt. Raises ``ValueError`` on an empty or foreign prompt."""
+        vocab = self.config.model.vocab_size
+        if not prompt or not all(0 <= token < vocab for token in prompt):
+            raise ValueError(f"a prompt needs token ids in [0, {vocab}), got {show(list(prompt))}")
+        ids = torch.tensor(prompt, dtype=torch.int64)  # [T]
+        with torch.inference_mode(), exact_products():
+            return decoder.logits(ids, self.weights, self.config.model, self.precision, record)
+
+    def score(self, prompts: Sequence[Sequence[int]], record: Record = decoder.ignore) -> list[Tensor]:
+        """Log-probabilities ``[T, V]`` in nats of the next token, for every prompt.
+
+        Computed in the model's precision, returned in float32 or wider.
+        """
+        return [
+            decoder.log_probabilities(self.logits(prompt, record), self.precision)
+            for prompt in prompts
+        ]
+
+    def expert_rows(self) -> dict[int, int]:
+        """Layer index -> number of physical rows allocated for it (EXEC-1)."""
+        return {i: layer.moe.experts.rows for i, layer in enumerate(self.weights.layers)}
+
+    def update(self, tensors: Mapping[str, Tensor]) -> None:
+        """Change constants in place, by their names in the checkpoint (UPD-1).
+
+        All others keep their values. Raises ``Rejected`` (phase ``update``) with every
+        problem, and then nothing has changed (UPD-2): ``UPDATE``, ``CONSTANT_SHAPE``,
+        ``NON_FINITE_CONSTANT`` (UPD-3).
+        """
+        places = self._constant_places()
+        problems: list[Problem] = []
+        for name, value in tensors.items():
+            problems += update_problems(name, value, places.get(name))
+        if problems:
+            raise Rejected(problems)
+        for name, value in tensors.items():
+            places[name].copy_(value)
+
+    def reload(self, path: str | Path) -> None:
+        """Refuse a layerwise reload; the weights stay as they are (UPD-4, UPD-5)."""
+        raise Rejected(
+            [
+                Problem(
+                    Code.UNSUPPORTED_RELOAD,
+                    Phase.RELOAD,
+                    "reload",
+                    "a layerwise reload",
+                    "a fresh load, or an update of single constants",
+                    file=show(str(path)),
+                    clause="UPD-4",
+                )
+            ]
+        )
+
+    def _constant_places(self) -> dict[str, Tensor]:
+        """Constant name -> the row ``[H]`` that holds it."""
+        return {
+            layer.moe.substitution.constants[expert]: layer.moe.constants[row]
+            for layer in self.weights.layers
+            for row, expert in enumerate(layer.moe.substitution.substituted)
+        }
+
+
+def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
+    """Load a checkpoint directory with its parameters in ``dtype``.
+
+    Raises ``Rejected`` with every error that ``validate.check`` finds, before anything
+    is allocated; ``ValueError`` when ``dtype`` is not a float type of at least 16 bits.
+    """
+    if dtype not in FLOATS:
+        raise ValueError(f"dtype must be one of {FLOATS}, got {dtype}")
+    report = validate.check(Path(path), dtype=str(dtype).removeprefix("torch."))
+    if report.errors:
+        raise Rejected(report.errors)
+    assert report.config is not None
+    assert report.checkpoint is not None
+    tensors = Tensors(report.checkpoint, dtype)
+    return Model(report.config, read_decoder(report.config, tensors), plain(dtype))
+
+
+class Tensors:
+    """Tensors of a checked checkpoint, by name, in one dtype."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self._open = cache(self._open_shard)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.checkpoint.tensors
+
+    def read(self, name: str) -> Tensor:
+        """One tensor in the dtype of the model."""
+        shard = self._open(self.checkpoint.tensors[name].file)
+        tensor: Tensor = shard.get_tensor(name)
+        return tensor.to(self.dtype)
+
+    def _open_shard(self, file: str) -> Any:
+        return safe_open(self.checkpoint.directory / file, framework="pt")
+
+
+def read_decoder(config: Config, tensors: Tensors) -> Decoder:
+    """All weights of an OLMoE decoder."""
+    model = config.model
+    embedding = tensors.read("model.embed_tokens.weight")  # [V, H]
+    return Decoder(
+        embedding=embedding,
+        layers=[read_layer(config, tensors, index) for index in range(model.num_layers)],
+        norm=tensors.read("model.norm.weight"),
+        head=embedding if model.tie_word_embeddings else tensors.read("lm_head.weight"),
+    )
+
+
+def read_layer(config: Config, tensors: Tensors, index: int) -> DecoderLayer:
+    """One decoder layer."""
+    prefix = config.model.family.layer_prefix(index)
+
+    def read(name: str) -> Tensor:
+        return tensors.read(f"{prefix}.{name}.weight")
+
+    return DecoderLayer(
+        attention_norm=read("input_layernorm"),
+        attention=AttentionWeights(
+            q=read("self_attn.q_proj"),
+            k=read("self_attn.k_proj"),
+            v=read("self_attn.v_proj"),
+            o=read("self_attn.o_proj"),
+            q_norm=read("self_attn.q_norm"),
+            k_norm=read("self_attn.k_norm"),
+        ),
+        moe_norm=read("post_attention_layernorm"),
+        moe=read_moe(config, tensors, index),
+    )
+
+
+def read_moe(config: Config, tensors: Tensors, index: int) -> MoeLayer:
+    """One MoE layer: router, retained experts in compact rows, constants."""
+    model = config.model
+    layer = config.substitution.layer(index, model.num_experts)
+    return MoeLayer(
+        router=tensors.read(model.family.router_name(index)),  # [E, H]
+        experts=read_experts(config, tensors, layer),
+        constants=read_constants(config, tensors, layer),
+        substitution=layer,
+        rule=model.router,
+        top_k=model.top_k,
+    )
+
+
+def read_experts(config: Config, tensors: Tensors, layer: LayerSubstitution) -> ExpertWeights:
+    """Retained experts, each read by logical id into its row (LOAD-1, EXEC-2)."""
+    model, family = config.model, config.model.family
+    rows, hidden, inner = len(layer.retained), model.hidden_size, model.intermediate_size
+    gate = torch.empty(rows, inner, hidden, dtype=tensors.dtype)  # [R, I, H]
+    up = torch.empty(rows, inner, hidden, dtype=tensors.dtype)  # [R, I, H]
+    down = torch.empty(rows, hidden, inner, dtype=tensors.dtype)  # [R, H, I]
+    for row, expert in enumerate(layer.retained):
+        for stack, projection in zip((gate, up, down), family.projections, strict=True):
+            stack[row] = tensors.read(family.projection_name(layer.layer, expert, projection))
+    return ExpertWeights(gate, up, down)
+
+
+def read_constants(config: Config, tensors: Tensors, layer: LayerSubstitution) -> Tensor:
+    """Constants of one layer, ascending by logical id: ``[S, H]``."""
+    constants = torch.empty(len(layer.substituted), config.model.hidden_size, dtype=tensors.dtype)
+    for row, expert in enumerate(layer.substituted):
+        constants[row] = tensors.read(layer.constants[expert])
+    return constants
+
+
+def update_problems(name: str, value: Tensor, place: Tensor | None) -> list[Problem]:
+    """What is wrong with one tensor of an update."""
+
+    def problem(code: Code, found: str, expected: str, clause: str) -> Problem:
+        return Problem(
+            code, Phase.UPDATE, show(name), found, expected, file="update", clause=clause
+        )
+
+    if place is None:
+        expected = "the name of a constant of this model"
+        return [problem(Code.UPDATE_TARGET, "another name", expected, "UPD-1")]
+    if value.shape != place.shape:
+        found, expected = str(list(value.shape)), str(list(place.shape))
+        return [problem(Code.CONSTANT_SHAPE, found, expected, "FMT-5")]
+    if value.dtype not in FLOATS:
+        return [problem(Code.CONSTANT_DTYPE, str(value.dtype), "a float type", "FMT-5")]
+    if not value.to(place.dtype).isfinite().all():
+        found, expected = "NaN or infinity", f"values finite in {place.dtype}"
+        return [problem(Code.NON_FINITE_CONSTANT, found, expected, "UPD-3")]
+    return []
