@@ -59,6 +59,9 @@ class Code(StrEnum):
     TRUNCATED = "CHECKPOINT/truncated", "A file is shorter or longer than its header says."
     OFFSETS = "CHECKPOINT/offsets", "Tensor byte ranges overlap, leave holes or do not fit."
     METADATA = "CHECKPOINT/metadata", "The safetensors metadata is missing or not text."
+    LFS_POINTER = "CHECKPOINT/lfs-pointer", "A Git LFS pointer stands where a file belongs."
+    ALIGNMENT = "CHECKPOINT/alignment", "Tensors start at odd offsets: legal, read by copying."
+    MISSING_SHARD = "CHECKPOINT/missing-shard", "A shard that the set or the index names is absent."
     INDEX = "CHECKPOINT/index", "The shard index is malformed or disagrees with the shards."
     UNSAFE_PATH = "CHECKPOINT/unsafe-path", "A file name leaves the checkpoint directory."
     DUPLICATE_TENSOR = "CHECKPOINT/duplicate-tensor", "Two files store the same tensor name."
@@ -90,6 +93,11 @@ class Code(StrEnum):
         "SUBSTITUTION/placement-conflict",
         "The text config and the top level declare different lists.",
     )
+    PLACEMENT_COPY = (
+        "SUBSTITUTION/placement-copy",
+        "The text config and the top level declare the same list.",
+    )
+    UNKNOWN_KEY = "SUBSTITUTION/unknown-key", "A key that resembles a declaration; it is not read."
     DIALECT = "SUBSTITUTION/dialect", "A declaration in a dialect that is recognised but not read."
     EVOLVING = "SUBSTITUTION/evolving", "Constants that change while the model runs."
 
@@ -109,6 +117,11 @@ class Code(StrEnum):
     LEFTOVER_EXPERT = "EXPERT_WEIGHTS/leftover", "A substituted expert still stores projections."
     MISSING_TENSOR = "MODEL_WEIGHTS/missing", "A tensor that the model needs is absent."
     TENSOR_SHAPE = "MODEL_WEIGHTS/shape", "A tensor has another shape than the config implies."
+    TIED_HEAD = (
+        "MODEL_WEIGHTS/tied-head",
+        "An output head is stored although the config ties it to the embeddings.",
+    )
+    NON_FINITE_ROUTER = "MODEL_WEIGHTS/non-finite", "A router weight holds NaN or infinity."
     TENSOR_DTYPE = "MODEL_WEIGHTS/dtype", "A tensor is stored in a type that cannot be computed."
     UNKNOWN_TENSOR = "MODEL_WEIGHTS/unknown", "A tensor that the model does not use."
 

@@ -1,0 +1,56 @@
+"""Which tensors a complete checkpoint holds, and their shapes: names only, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mone_ref.config import Config, ModelConfig
+
+Shape = tuple[int, ...]
+
+
+def expected(config: Config) -> dict[str, Shape]:
+    """Every tensor name of a complete checkpoint with its shape, in the order of the model.
+
+    Retained experts keep their logical names and all three projections (FMT-4);
+    a substituted expert has one constant ``[H]`` instead (FMT-5); the router keeps
+    all E rows (FMT-1). ``lm_head`` is absent when it is tied to the embedding.
+    """
+    model = config.model
+    tensors: dict[str, Shape] = {"model.embed_tokens.weight": (model.vocab_size, model.hidden_size)}
+    for layer in range(model.num_layers):
+        tensors.update(_attention(model, layer))
+        tensors.update(_moe(config, layer))
+    tensors["model.norm.weight"] = (model.hidden_size,)
+    if not model.tie_word_embeddings:
+        tensors["lm_head.weight"] = (model.vocab_size, model.hidden_size)
+    return tensors
+
+
+def _attention(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+    """Attention and its norm. OLMoE normalises queries and keys over all heads at once."""
+    prefix = model.family.layer_prefix(layer)
+    hidden = model.hidden_size
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    yield f"{prefix}.input_layernorm.weight", (hidden,)
+    yield f"{prefix}.self_attn.q_proj.weight", (queries, hidden)
+    yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
+    yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
+    yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
+    yield f"{prefix}.self_attn.q_norm.weight", (queries,)
+    yield f"{prefix}.self_attn.k_norm.weight", (keys,)
+
+
+def _moe(config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
+    """Router, retained experts and constants, ids ascending."""
+    model, family = config.model, config.model.family
+    hidden, intermediate = model.hidden_size, model.intermediate_size
+    substitution = config.substitution.layer(layer, model.num_experts)
+    yield f"{family.layer_prefix(layer)}.post_attention_layernorm.weight", (hidden,)
+    yield family.router_name(layer), (model.num_experts, hidden)
+    for expert in substitution.retained:
+        yield family.projection_name(layer, expert, family.gate), (intermediate, hidden)
+        yield family.projection_name(layer, expert, family.up), (intermediate, hidden)
+        yield family.projection_name(layer, expert, family.down), (hidden, intermediate)
+    for expert in substitution.substituted:
+        yield substitution.constants[expert], (hidden,)
