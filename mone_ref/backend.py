@@ -184,11 +184,15 @@ class LayerSession(ABC):
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
         """``[T, H]``, ``[T, E]`` -> ``[T, H]``."""
 
-    def forward_routed(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    def forward_routed(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> Tensor:
         """``[T, H]``, ``[T, K]``, ``[T, K]`` -> ``[T, H]``."""
         raise NotImplementedError
 
-    def rewrite_routes(self, topk_weights: Tensor, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rewrite_routes(
+        self, topk_weights: Tensor, topk_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """``[T, K]`` twice -> rewritten weights, physical ids and the constants' sum ``[T, H]``."""
         raise NotImplementedError
 

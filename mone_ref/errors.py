@@ -39,6 +39,7 @@ class Code(StrEnum):
     doc: str
 
     def __new__(cls, value: str, doc: str) -> Code:
+        """A member whose value is the code and whose ``doc`` is its sentence."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.doc = doc

@@ -27,11 +27,16 @@ class ExpertWeights:
         return len(self.gate)
 
 
-def mlp(x: Tensor, experts: ExpertWeights, row: int, precision: Precision) -> Tensor:
-    """One expert on its tokens, unweighted: ``[N, H]`` -> ``[N, H]``."""
+def interior(x: Tensor, experts: ExpertWeights, row: int, precision: Precision) -> Tensor:
+    """Inside one expert, ``silu(gate(x)) * up(x)``: ``[N, H]`` -> ``[N, I]``."""
     gate = product(x, experts.gate[row], precision)  # [N, I]
     up = product(x, experts.up[row], precision)  # [N, I]
-    return product(torch.nn.functional.silu(gate) * up, experts.down[row], precision)  # [N, H]
+    return torch.nn.functional.silu(gate) * up
+
+
+def mlp(x: Tensor, experts: ExpertWeights, row: int, precision: Precision) -> Tensor:
+    """One expert on its tokens, unweighted: ``[N, H]`` -> ``[N, H]``."""
+    return product(interior(x, experts, row, precision), experts.down[row], precision)
 
 
 def weighted_sum(

@@ -56,7 +56,9 @@ class Model:
         with torch.inference_mode(), exact_products():
             return decoder.logits(ids, self.weights, self.config.model, self.precision, record)
 
-    def score(self, prompts: Sequence[Sequence[int]], record: Record = decoder.ignore) -> list[Tensor]:
+    def score(
+        self, prompts: Sequence[Sequence[int]], record: Record = decoder.ignore
+    ) -> list[Tensor]:
         """Log-probabilities ``[T, V]`` in nats of the next token, for every prompt.
 
         Computed in the model's precision, returned in float32 or wider.

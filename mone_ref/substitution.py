@@ -14,7 +14,9 @@ from torch import Tensor
 from mone_ref.config import LayerSubstitution
 
 
-def constant_sum(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+def constant_sum(
+    weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]
+) -> Tensor:
     """Sum of ``w * v`` over the substituted routes of each token (SEM-1, SEM-3).
 
     ``weights`` and logical ``ids`` ``[T, K]`` as the router returned them, ``values``
@@ -31,9 +33,7 @@ def constant_sum(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequ
     return total
 
 
-def rewrite_routes(
-    weights: Tensor, ids: Tensor, layer: LayerSubstitution
-) -> tuple[Tensor, Tensor]:
+def rewrite_routes(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
     """Logical routes -> routes over physical rows, ``[T, K]`` kept (EXEC-3).
 
     A retained expert becomes its row, its position among the retained ids (EXEC-2). Every

@@ -30,7 +30,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Ten
     return (x * scale).to(precision.between) * weight.to(precision.between)
 
 
-def rope_table(tokens: int, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rope_table(
+    tokens: int, head_dim: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[T, D]`` of the half-split rotary embedding.
 
     Angles are formed in float64 at every precision, then rounded once.

@@ -57,6 +57,7 @@ def logits(
         x = rms_norm(residual, layer.moe_norm, model.rms_norm_eps, precision)  # [T, H]
         y = moe.forward(x, layer.moe, precision, prefixed(record, f"layers.{index}."))  # [T, H]
         residual = residual + y.to(residual.dtype)
+        record(f"layers.{index}.residual", residual)
     x = rms_norm(residual, decoder.norm, model.rms_norm_eps, precision)  # [T, H]
     return product(x, decoder.head, precision)  # [T, V]
 

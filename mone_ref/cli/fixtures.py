@@ -1,0 +1,121 @@
+"""``mone-ref fixtures``: fill recipes, check pinned fixtures, list them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mone_ref.errors import Rejected
+from mone_ref.fill import fixture, pins
+from mone_ref.fill import recipe as recipes
+from mone_ref.fill.recipe import RecipeError
+from mone_ref.suite import data
+
+app = typer.Typer(help="Fill, check and list fixture checkpoints.", no_args_is_help=True)
+
+Root = Annotated[
+    Path | None, typer.Option("--root", help="Directory of fixtures; default: the pinned ones.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the ``fixtures`` command group."""
+    parent.add_typer(app, name="fixtures")
+
+
+@app.command("fill")
+def fill(
+    recipe: Annotated[Path, typer.Argument(help="A recipe.yaml.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory that receives <name>/.")],
+) -> None:
+    """Make a certified fixture and its plain control from a recipe."""
+    try:
+        made = fixture.fill_pair(recipes.read(recipe), out)
+    except (RecipeError, Rejected, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    for one in made:
+        typer.echo(f"filled {one.directory}")
+
+
+@app.command("check")
+def check(
+    names: Annotated[list[str] | None, typer.Argument(help="Fixture names; default: all.")] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refill every fixture from its recipe and compare; exit 1 on any difference."""
+    place = root or data.root() / "fixtures"
+    try:
+        chosen = select(place, names or [])
+        found = {one.directory.name: refill(one) for one in chosen}
+    except (RecipeError, Rejected, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not names:
+        found["SHA256SUMS"] = pins.differences(place)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for name, differences in found.items():
+            typer.echo(f"{'differs' if differences else 'ok':8} {name}")
+            for line in differences:
+                typer.echo(f"         {line}")
+    raise typer.Exit(1 if any(found.values()) else 0)
+
+
+@app.command("list")
+def list_fixtures(root: Root = None, as_json: AsJson = False) -> None:
+    """Name, sizes and substituted experts of every fixture."""
+    place = root or data.root() / "fixtures"
+    try:
+        rows = [describe(one) for one in select(place, [])]
+    except RecipeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row['name']:26} {row['family']:8} E={row['experts']:<3} k={row['top_k']:<2} "
+            f"V={row['vocab']:<4} substituted {row['substitution'] or 'none'}"
+        )
+
+
+def select(place: Path, names: list[str]) -> list[fixture.Fixture]:
+    """The named fixtures, or all. Raises ``RecipeError`` for a name that is not there."""
+    present = sorted(path.parent.name for path in place.glob("*/recipe.yaml"))
+    for name in names:
+        if name not in present:
+            raise RecipeError(f"no fixture {name} in {place}; there are {present}")
+    if not present:
+        raise RecipeError(f"no fixtures in {place}")
+    return [fixture.read(place / name) for name in names or present]
+
+
+def refill(pinned: fixture.Fixture) -> list[str]:
+    """What a fresh fill of one fixture does not reproduce."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return fixture.differences(pinned, fixture.fill(pinned.recipe, Path(scratch)))
+
+
+def describe(one: fixture.Fixture) -> dict[str, object]:
+    """One row of ``list``."""
+    recipe = one.recipe
+    return {
+        "name": recipe.name,
+        "family": recipe.family,
+        "experts": recipe.num_experts,
+        "top_k": recipe.top_k,
+        "vocab": recipe.vocab_size,
+        "substitution": dict(recipe.substitution),
+        "prompts": list(recipe.prompts),
+        "compute_types": list(recipe.compute_types),
+        "control": recipe.control_name if not recipe.is_plain else None,
+    }

@@ -1,0 +1,82 @@
+"""How a fault is planted: by replacing module attributes, which the oracle calls by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One step of the oracle, ``module.name``, and what stands in for it."""
+
+    module: str
+    name: str
+    replacement: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mistake an engine could make.
+
+    ``stage`` is the first phase at which it can show; ``clauses`` are what it breaks.
+    """
+
+    id: str
+    sentence: str
+    clauses: tuple[str, ...]
+    stage: str
+    patches: tuple[Patch, ...]
+
+
+@dataclass
+class Planted:
+    """What happened to a fault while it was planted: calls per replaced step."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+class StaleFault(Exception):
+    """A fault whose target is gone or has another signature."""
+
+
+@contextmanager
+def planted(fault: Fault) -> Iterator[Planted]:
+    """Plant a fault for the time of a ``with`` block. Raises ``StaleFault``."""
+    witness = Planted()
+    with ExitStack() as stack:
+        for patch in fault.patches:
+            module = importlib.import_module(patch.module)
+            replacement = counted(patch, target(fault, patch), witness)
+            stack.enter_context(mock.patch.object(module, patch.name, replacement))
+        yield witness
+
+
+def target(fault: Fault, patch: Patch) -> Callable[..., Any]:
+    """The step that a patch replaces, with the signature it must share."""
+    step = getattr(importlib.import_module(patch.module), patch.name, None)
+    if not callable(step):
+        raise StaleFault(f"{fault.id}: {patch.module} has no step {patch.name}")
+    wanted, given = inspect.signature(step), inspect.signature(patch.replacement)
+    if list(wanted.parameters) != list(given.parameters):
+        raise StaleFault(f"{fault.id}: {patch.name}{wanted} is replaced by one that takes {given}")
+    return step
+
+
+def counted(patch: Patch, step: Callable[..., Any], witness: Planted) -> Callable[..., Any]:
+    """The replacement, counting its calls under the step's name."""
+    key = f"{patch.module}.{patch.name}"
+    witness.calls[key] = 0
+
+    @wraps(step)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        witness.calls[key] += 1
+        return patch.replacement(*args, **kwargs)
+
+    return replaced

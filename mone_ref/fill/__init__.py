@@ -1,0 +1,6 @@
+"""Recipes -> fixture checkpoints, prompts, goldens and budgets.
+
+Read in order: ``recipe`` (what is asked), ``generator`` (which bytes), ``checkpoint``
+(files an engine loads), ``variants`` (the low-precision runs), ``certificate`` (which
+prompts are fit to judge), ``golden`` (the numbers), ``fixture`` (all of it on disk).
+"""

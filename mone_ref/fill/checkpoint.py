@@ -1,0 +1,124 @@
+"""A recipe -> the directory an engine loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mone_ref import config, layout
+from mone_ref.config import Config
+from mone_ref.fill import generator
+from mone_ref.fill.recipe import Recipe
+
+MAX_POSITIONS = 64
+
+# Exponents of two for k in [-128, 127]: projections turn a unit-variance input into a
+# unit-scale output at a fan-in near 100; router logits spread over a few units; a constant is
+# as loud as an expert's output.
+EXPONENTS = {
+    "embed_tokens": -6,
+    "lm_head": -8,
+    "down_proj": -8,
+    "approx_value": -6,
+}
+OTHER_EXPONENT = -9
+
+
+def write(recipe: Recipe, directory: Path) -> None:
+    """Write config, weights and the files that servers want. ``directory`` must exist."""
+    text = json.dumps(config_json(recipe), indent=2) + "\n"
+    (directory / "config.json").write_text(text, encoding="utf-8")
+    parsed = config.parse(text.encode())
+    save_file(tensors(recipe, parsed), directory / "model.safetensors", metadata={"format": "pt"})
+    for name, document in side_files(recipe).items():
+        (directory / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def config_json(recipe: Recipe) -> dict[str, Any]:
+    """The original architecture's config plus the list of substituted experts (FMT-1, FMT-2)."""
+    family = recipe.row
+    document: dict[str, Any] = {
+        "architectures": [family.architectures[0]],
+        "model_type": family.model_types[0],
+        "vocab_size": recipe.vocab_size,
+        "hidden_size": recipe.hidden_size,
+        family.intermediate_key: recipe.intermediate_size,
+        "num_hidden_layers": recipe.num_layers,
+        "num_attention_heads": recipe.num_heads,
+        "num_key_value_heads": recipe.num_kv_heads,
+        family.count_keys[0]: recipe.num_experts,
+        family.top_k_keys[0]: recipe.top_k,
+        "norm_topk_prob": recipe.normalise,
+        "hidden_act": "silu",
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": family.rms_norm_eps_default,
+        "rope_theta": family.rope_theta_default,
+        "attention_bias": False,
+        "clip_qkv": None,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+        "torch_dtype": recipe.stored,
+    }
+    if not recipe.is_plain:
+        document["approximate_experts"] = {
+            layer: list(ids) for layer, ids in recipe.substitution.items()
+        }
+    return document
+
+
+def tensors(recipe: Recipe, parsed: Config) -> dict[str, Tensor]:
+    """Every tensor of the layout, filled by name."""
+    stored: torch.dtype = getattr(torch, recipe.stored)
+    return {
+        name: fill(recipe, name, shape).to(stored)
+        for name, shape in layout.expected(parsed).items()
+    }
+
+
+def fill(recipe: Recipe, name: str, shape: tuple[int, ...]) -> Tensor:
+    """One tensor in float32; its role decides the scale."""
+    if "norm" in name:
+        return torch.from_numpy(generator.around_one(recipe.seed, name, shape))
+    role = next((role for role in EXPONENTS if role in name), "")
+    exponent = EXPONENTS.get(role, OTHER_EXPONENT)
+    if role in ("down_proj", "approx_value"):
+        exponent += recipe.loudness
+    seed = constant_seed(recipe, name) if role == "approx_value" else recipe.seed
+    return torch.from_numpy(generator.uniform(seed, name, shape, exponent))
+
+
+def constant_seed(recipe: Recipe, name: str) -> int:
+    """The seed of one constant: the recipe's own, unless it is re-seeded."""
+    for place, seed in recipe.constant_seeds.items():
+        layer, expert = place.split(".")
+        if name == recipe.row.constant_name(int(layer), int(expert)):
+            return seed
+    return recipe.seed
+
+
+def side_files(recipe: Recipe) -> Mapping[str, Any]:
+    """A generation config and a trivial word-level tokenizer, one word per id."""
+    vocabulary = {f"t{token}": token for token in range(recipe.vocab_size)}
+    return {
+        "generation_config.json": {"eos_token_id": 0, "do_sample": False},
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        "tokenizer.json": {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": None,
+            "decoder": None,
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
+        },
+    }

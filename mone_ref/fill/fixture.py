@@ -1,0 +1,151 @@
+"""A fixture on disk: ``<name>/{recipe.yaml, checkpoint/, golden.safetensors}``.
+
+Goldens never lie inside ``checkpoint/``: some engines read every safetensors file of a
+directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mone_ref import loading
+from mone_ref.fill import certificate, checkpoint, golden
+from mone_ref.fill import recipe as recipes
+from mone_ref.fill.recipe import Recipe, RecipeError
+from mone_ref.fill.variants import all_variants
+
+GOLDEN_TOLERANCE = 1e-12  # share of max|O|; kernels differ by 4e-15, float32 would show 1e-7
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """One fixture that was read back."""
+
+    directory: Path
+    recipe: Recipe
+
+    @property
+    def checkpoint(self) -> Path:
+        """What an engine loads."""
+        return self.directory / "checkpoint"
+
+    def golden(self) -> dict[str, Tensor]:
+        """Every pinned number, by name."""
+        with safe_open(self.directory / "golden.safetensors", framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def read(directory: Path) -> Fixture:
+    """Open a fixture. Raises ``RecipeError``."""
+    return Fixture(directory, recipes.read(directory / "recipe.yaml"))
+
+
+def fill(recipe: Recipe, parent: Path) -> Fixture:
+    """Make ``parent/<name>``; it appears whole or not at all.
+
+    Raises ``RecipeError`` when the recipe cannot be certified or the directory exists, and
+    ``Rejected`` when the recipe describes a checkpoint that the loader refuses.
+    """
+    target = parent / recipe.name
+    if target.exists():
+        raise RecipeError(f"{target}: exists already")
+    parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{recipe.name}-", dir=parent))
+    try:
+        write(recipe, work)
+        work.chmod(0o755)
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return Fixture(target, recipe)
+
+
+def write(recipe: Recipe, directory: Path) -> None:
+    """Write recipe, checkpoint and golden into an empty directory."""
+    (directory / "recipe.yaml").write_text(recipes.dump(recipe), encoding="utf-8")
+    place = directory / "checkpoint"
+    place.mkdir()
+    checkpoint.write(recipe, place)
+
+    oracle = loading.load(place, torch.float64)
+    runs = all_variants(place, recipe.compute_types)
+    prompts = [
+        certificate.grow(recipe, index, length, oracle, runs)
+        for index, length in enumerate(recipe.prompts)
+    ]
+    certificate.check_coverage(recipe, oracle, prompts)
+    certificate.check_headroom(recipe, runs, prompts)
+    metadata = {
+        "format": "pt",
+        "fixture": recipe.name,
+        "compute_types": ",".join(recipe.compute_types),
+    }
+    save_file(
+        golden.golden(oracle, runs, prompts), directory / "golden.safetensors", metadata=metadata
+    )
+
+
+def fill_pair(recipe: Recipe, parent: Path) -> list[Fixture]:
+    """A fixture and its plain control; a control that is there already is kept."""
+    made = [fill(recipe, parent)]
+    if not recipe.is_plain and not (parent / recipe.control_name).exists():
+        made.append(fill(recipe.plain(), parent))
+    return made
+
+
+def differences(pinned: Fixture, again: Fixture) -> list[str]:
+    """What a refilled fixture does not reproduce; empty when all is well.
+
+    Recipe, config, weights and prompts compare byte for byte, goldens to 1e-12 of the
+    largest value, budgets to the room that the number rule leaves (SPEC, Numbers).
+    """
+    found = [
+        f"{name}: bytes differ"
+        for name in sorted(files(pinned.directory) | files(again.directory))
+        if name != "golden.safetensors"
+        and content(pinned.directory / name) != content(again.directory / name)
+    ]
+    old, new = pinned.golden(), again.golden()
+    if old.keys() != new.keys():
+        return [*found, f"golden: tensors {sorted(old.keys() ^ new.keys())} on one side only"]
+    for name, value in old.items():
+        found += number_differences(name, value, new[name])
+    return found
+
+
+BUDGET_ROOM = 1.4
+"""How far a rebuilt budget may move: the rule multiplies budgets by 3, and the worst honest
+token measured stands at 2.04, so a budget off by this factor judges no engine differently."""
+
+
+def number_differences(name: str, old: Tensor, new: Tensor) -> list[str]:
+    """Compare one pinned tensor with its rebuilt twin."""
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return [
+            f"golden {name}: {old.dtype} {list(old.shape)} against {new.dtype} {list(new.shape)}"
+        ]
+    if name.endswith(".ids"):
+        return [] if torch.equal(old, new) else [f"golden {name}: another prompt"]
+    if name.endswith(".logprobs"):
+        error = float((old - new).abs().max() / old.abs().max())
+        return [] if error <= GOLDEN_TOLERANCE else [f"golden {name}: off by {error:.1e} of max"]
+    ratio = float(torch.maximum(old / new, new / old).max())
+    return [] if ratio <= BUDGET_ROOM else [f"golden {name}: budget off by a factor {ratio:.2f}"]
+
+
+def files(directory: Path) -> set[str]:
+    """Relative names of all files below a directory."""
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+
+
+def content(path: Path) -> bytes | None:
+    """A file's bytes; None when it is absent."""
+    return path.read_bytes() if path.is_file() else None

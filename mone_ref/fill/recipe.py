@@ -1,0 +1,113 @@
+"""A recipe: which checkpoint to make, in a few lines of YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from mone_ref.backend import COMPUTE_TYPES
+from mone_ref.errors import show
+from mone_ref.families import FAMILIES, Family
+
+SCHEMA = json.loads(Path(__file__).with_name("recipe.schema.json").read_text(encoding="utf-8"))
+
+
+class RecipeError(Exception):
+    """A recipe that cannot be filled; the message names file, field, found and expected."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one fixture is made from; the fields of ``recipe.schema.json``.
+
+    ``substitution`` maps a layer (as text, like the config) to its ids in the order in
+    which they are listed. ``loudness`` scales expert outputs and constants by
+    ``2**loudness``. ``constant_seeds`` re-seeds single constants (``{"1.5": seed}`` for
+    expert 5 of layer 1), which makes the target of an update. ``prompts`` are lengths.
+    ``control`` names the plain sibling when it is shared with another fixture.
+    """
+
+    name: str
+    family: str
+    seed: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    num_experts: int
+    top_k: int
+    substitution: Mapping[str, list[int]]
+    prompts: list[int]
+    normalise: bool = False
+    stored: str = "bfloat16"
+    loudness: int = 0
+    constant_seeds: Mapping[str, int] = field(default_factory=dict)
+    compute_types: list[str] = field(default_factory=lambda: list(COMPUTE_TYPES))
+    control: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a control: nothing is substituted."""
+        return not self.substitution
+
+    @property
+    def control_name(self) -> str:
+        """Name of the plain sibling."""
+        return self.control or f"{self.name}-plain"
+
+    @property
+    def row(self) -> Family:
+        """The family's row."""
+        return next(family for family in FAMILIES if family.name == self.family)
+
+    def plain(self) -> Recipe:
+        """The control: the same bytes for everything but the substituted experts (GEN-3)."""
+        return replace(self, name=self.control_name, substitution={}, constant_seeds={}, control="")
+
+
+def read(path: Path) -> Recipe:
+    """Read a recipe file. Raises ``RecipeError``."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}") from error
+    try:
+        return parse(document)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def parse(document: Any) -> Recipe:
+    """A recipe from its YAML document. Raises ``RecipeError`` naming the field."""
+    error = jsonschema.exceptions.best_match(
+        jsonschema.Draft202012Validator(SCHEMA).iter_errors(document)
+    )
+    if error is not None:
+        raise RecipeError(f"{error.json_path}: {error.message}")
+    recipe = Recipe(**document)
+    for place in recipe.constant_seeds:
+        layer, expert = place.split(".")
+        if int(expert) not in recipe.substitution.get(layer, []):
+            raise RecipeError(f"$.constant_seeds: {show(place)} is not a substituted expert")
+    return recipe
+
+
+def dump(recipe: Recipe) -> str:
+    """A recipe as YAML, one field a line, defaults left out."""
+    kept = {
+        name: value
+        for name, value in asdict(recipe).items()
+        if name in SCHEMA["required"] or value != getattr(DEFAULTS, name)
+    }
+    return yaml.safe_dump(kept, sort_keys=False, default_flow_style=None, width=100)
+
+
+DEFAULTS = Recipe("", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, {}, [])

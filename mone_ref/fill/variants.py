@@ -1,0 +1,120 @@
+"""The low-precision runs of the number rule: six cast points and two permutations.
+
+Each is the oracle with one switch moved, or the oracle on permuted columns. Together they
+span what an honest engine may round differently at one compute type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mone_ref import loading, precision
+from mone_ref.experts import ExpertWeights
+from mone_ref.loading import Model
+from mone_ref.model.attention import AttentionWeights
+from mone_ref.model.decoder import Decoder, DecoderLayer
+from mone_ref.moe import MoeLayer
+
+STORAGE = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""Parameter dtype of each compute type."""
+
+UNIT_ROUNDOFF = {
+    "float32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+}
+
+PERMUTATION_SEEDS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One low-precision run."""
+
+    compute_type: str
+    name: str
+    model: Model
+
+
+def variants(checkpoint: Path, compute_type: str) -> Iterator[Variant]:
+    """The eight runs of one compute type, in their fixed order."""
+    base = loading.load(checkpoint, STORAGE[compute_type])
+    plain = precision.plain(base.precision.params, tf32=compute_type == "tf32")
+    for name, cast_point in precision.cast_points(plain).items():
+        yield Variant(compute_type, name, Model(base.config, base.weights, cast_point))
+    for seed in PERMUTATION_SEEDS:
+        weights = permuted(base, seed)
+        yield Variant(compute_type, f"permuted-{seed}", Model(base.config, weights, plain))
+
+
+def permuted(model: Model, seed: int) -> Decoder:
+    """The same function with hidden, intermediate and value columns in another order.
+
+    Sums inside products then run in another order, as they do in another kernel.
+    """
+    sizes = model.config.model
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randperm(sizes.hidden_size, generator=generator)  # [H]
+    inner = torch.randperm(sizes.intermediate_size, generator=generator)  # [I]
+    column = torch.randperm(sizes.head_dim, generator=generator)  # [D]
+
+    weights = model.weights
+    return Decoder(
+        embedding=weights.embedding[:, hidden],
+        layers=[
+            DecoderLayer(
+                attention_norm=layer.attention_norm[hidden],
+                attention=permuted_attention(layer.attention, hidden, column),
+                moe_norm=layer.moe_norm[hidden],
+                moe=permuted_moe(layer.moe, hidden, inner),
+            )
+            for layer in weights.layers
+        ],
+        norm=weights.norm[hidden],
+        head=weights.head[:, hidden],
+    )
+
+
+def permuted_attention(
+    weights: AttentionWeights, hidden: Tensor, column: Tensor
+) -> AttentionWeights:
+    """Hidden columns everywhere; value columns inside each head, undone by ``o``."""
+    per_head = weights.v.view(-1, len(column), weights.v.shape[1])  # [kv_heads, D, H]
+    outputs = weights.o.view(weights.o.shape[0], -1, len(column))  # [H, heads, D]
+    return replace(
+        weights,
+        q=weights.q[:, hidden],
+        k=weights.k[:, hidden],
+        v=per_head[:, column].reshape(weights.v.shape)[:, hidden],
+        o=outputs[:, :, column].reshape(weights.o.shape)[hidden],
+    )
+
+
+def permuted_moe(layer: MoeLayer, hidden: Tensor, inner: Tensor) -> MoeLayer:
+    """Hidden and intermediate columns of router, experts and constants."""
+    return replace(
+        layer,
+        router=layer.router[:, hidden],
+        experts=ExpertWeights(
+            gate=layer.experts.gate[:, inner][:, :, hidden],
+            up=layer.experts.up[:, inner][:, :, hidden],
+            down=layer.experts.down[:, hidden][:, :, inner],
+        ),
+        constants=layer.constants[:, hidden],
+    )
+
+
+def all_variants(checkpoint: Path, compute_types: tuple[str, ...]) -> list[Variant]:
+    """The eight runs of every compute type."""
+    return [variant for name in compute_types for variant in variants(checkpoint, name)]
