@@ -1,0 +1,258 @@
+"""The scalar oracle against transformers in float32, and every golden against the scalar oracle."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scalar_oracle
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+ROOT = Path(__file__).parent.parent
+FIXTURES = sorted(path.parent for path in ROOT.glob("fixtures/*/recipe.yaml"))
+FLOAT32, FLOAT64 = 2.0**-24, 2.0**-53  # unit roundoffs
+
+
+def roundings(config: Mapping[str, Any], tokens: int) -> int:
+    """Roundings on the longest path from an embedding to a log-probability.
+
+    A sum of n products counts n, a norm of n elements n + 4 (sum, mean, root, two
+    products), a softmax of n scores n + 3. Router and expert meet in one product, so
+    both of their paths count.
+    """
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = hidden // heads
+    norm = hidden + 4
+    rope_and_scores = 4 + head_dim + 1
+    attention = norm + hidden + norm + rope_and_scores + (tokens + 3) + tokens + hidden + 1
+    router = hidden + (config["num_experts"] + 3) + config["num_experts_per_tok"] + 1
+    expert = hidden + 5 + config["intermediate_size"]
+    combine = 1 + config["num_experts_per_tok"] + 1
+    layer = attention + norm + router + expert + combine
+    return config["num_hidden_layers"] * layer + norm + hidden + config["vocab_size"] + 3
+
+
+def roundoff(directory: Path, expected: torch.Tensor, unit: float) -> float:
+    """How far two computations of ``expected`` ``[T, V]`` may be apart.
+
+    First-order count: each rounding on the path moves its tensor by at most ``unit``
+    relative to its size, and a pre-norm stack passes a relative change on at about the
+    same size, so the output moves by at most ``roundings * unit`` of the largest
+    log-probability. Real roundings partly cancel and grow as the root of their number;
+    that slack pays for the places where softmax or a norm amplifies.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    return roundings(config, len(expected)) * unit * expected.abs().max().item()
+
+
+def scalar(directory: Path, prompt: list[int]) -> torch.Tensor:
+    """Log-probabilities ``[T, V]`` of the scalar oracle."""
+    return torch.tensor(scalar_oracle.log_probabilities(directory, prompt), dtype=torch.float64)
+
+
+# Against transformers
+
+
+PROMPT = [3, 17, 5, 30, 11, 0, 8, 25]
+BASE = {
+    "vocab_size": 32,
+    "hidden_size": 24,
+    "intermediate_size": 12,  # grouped_mm wants rows of a multiple of 16 bytes
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "pad_token_id": None,
+    "eos_token_id": None,
+}
+SHAPES = {
+    "grouped-heads": {},
+    "normalised": {"norm_topk_prob": True},
+    "tied": {"tie_word_embeddings": True},
+    "every-head": {"num_key_value_heads": 3, "norm_topk_prob": True, "tie_word_embeddings": True},
+    "clipped": {"clip_qkv": 0.5, "num_experts_per_tok": 3},
+}
+# One wrong reading of the config each: the bound must tell it from roundoff.
+MISREADINGS = {
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 3,
+    "rms_norm_eps": 1e-2,
+    "rope_theta": 100.0,
+    "clip_qkv": 0.5,
+    "tie_word_embeddings": True,
+}
+
+
+def plain_model(directory: Path, changes: Mapping[str, Any]):
+    """A tiny model that transformers saved, with weights loud enough for every part to count."""
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
+    model = OlmoeForCausalLM(OlmoeConfig(**{**BASE, **changes})).eval()
+    numbers = random.Random(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            centre, spread = (1.0, 0.2) if parameter.dim() == 1 else (0.0, 0.3)
+            values = [numbers.gauss(centre, spread) for _ in range(parameter.numel())]
+            parameter.copy_(torch.tensor(values).view_as(parameter))
+    model.save_pretrained(directory, save_original_format=True)
+    return model
+
+
+def transformers_log_probabilities(model, prompt: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_transformers(tmp_path: Path, shape: str):
+    model = plain_model(tmp_path, SHAPES[shape])
+    expected = transformers_log_probabilities(model, PROMPT)
+    difference = (scalar(tmp_path, PROMPT) - expected).abs().max().item()
+    assert difference <= roundoff(tmp_path, expected, FLOAT32)
+
+
+@pytest.mark.parametrize("key", MISREADINGS)
+def test_the_bound_tells_a_misreading_from_roundoff(tmp_path: Path, key: str):
+    model = plain_model(tmp_path, {})
+    expected = transformers_log_probabilities(model, PROMPT)
+    config = json.loads((tmp_path / "config.json").read_text())
+    holder = config["rope_parameters"] if key == "rope_theta" else config
+    holder[key] = MISREADINGS[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    difference = (scalar(tmp_path, PROMPT) - expected).abs().max().item()
+    assert difference > roundoff(tmp_path, expected, FLOAT32)
+
+
+def test_agrees_with_transformers_on_substituted_experts(tmp_path: Path):
+    """transformers, its substituted experts silenced and their constants added by a hook."""
+    model = plain_model(tmp_path, {})
+    substituted = {0: [4, 1], 1: [0, 2, 5]}  # unsorted, as a config may list them
+    stored = load_checkpoint(tmp_path)
+    numbers = random.Random(11)
+    for layer, ids in substituted.items():
+        experts = model.model.layers[layer].mlp.experts
+        constants = torch.zeros(BASE["num_experts"], BASE["hidden_size"])  # [E, H]
+        for expert in ids:
+            constants[expert] = torch.tensor([numbers.gauss(0, 1) for _ in constants[expert]])
+            experts.down_proj.data[expert].zero_()
+            substitute(stored, f"model.layers.{layer}.mlp.experts.{expert}", constants[expert])
+        experts.register_forward_hook(adding(constants))
+    save_checkpoint(tmp_path, stored, substituted)
+
+    expected = transformers_log_probabilities(model, PROMPT)
+    difference = (scalar(tmp_path, PROMPT) - expected).abs().max().item()
+    assert difference <= roundoff(tmp_path, expected, FLOAT32)
+
+
+def adding(constants: torch.Tensor):
+    """Forward hook of an experts module: its output plus ``w * constants[id]`` per route."""
+
+    def hook(module, arguments, output):
+        _, ids, weights = arguments  # [T, K]
+        return output + (weights[..., None] * constants[ids]).sum(1)
+
+    return hook
+
+
+def load_checkpoint(directory: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(directory / "model.safetensors")
+
+
+def substitute(stored: dict[str, torch.Tensor], expert: str, constant: torch.Tensor) -> None:
+    for projection in ("gate_proj", "up_proj", "down_proj"):
+        del stored[f"{expert}.{projection}.weight"]
+    stored[f"{expert}.approx_value"] = constant.clone()
+
+
+def save_checkpoint(
+    directory: Path, stored: dict[str, torch.Tensor], substituted: Mapping[int, list[int]]
+) -> None:
+    save_file(stored, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    config["approximate_experts"] = {str(layer): ids for layer, ids in substituted.items()}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+# Reading checkpoints
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        # ordinary, negative, the largest number and the smallest subnormal of each type
+        (torch.bfloat16, [1.5, -0.0078125, 2.0**127 * (2 - 2.0**-7), 2.0**-133]),
+        (torch.float16, [1.5, -0.0078125, 65504.0, 2.0**-24]),
+        (torch.float32, [1.5, -0.1015625, 2.0**127 * (2 - 2.0**-23), 2.0**-149]),
+        (torch.float64, [0.1, -1 / 3, 2.0**1023 * (2 - 2.0**-52), 2.0**-1074]),
+    ],
+    ids=str,
+)
+def test_reads_every_stored_type_exactly(tmp_path: Path, dtype: torch.dtype, values: list[float]):
+    stored = torch.tensor(values, dtype=torch.float64).to(dtype)
+    table = stored.reshape(2, 2).clone()
+    save_file({"row": stored, "table": table}, tmp_path / "model.safetensors")
+    tensors = scalar_oracle.read_weights(tmp_path)
+    assert tensors == {"row": values, "table": [values[:2], values[2:]]}
+
+
+def test_reads_the_shards_of_an_index(tmp_path: Path):
+    for number in (1, 2):
+        save_file({f"t{number}": torch.tensor([float(number)])}, tmp_path / f"{number}.safetensors")
+    index = {"weight_map": {"t1": "1.safetensors", "t2": "2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert scalar_oracle.read_weights(tmp_path) == {"t1": [1.0], "t2": [2.0]}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"rope_scaling": {"type": "linear", "factor": 2}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_refuses_what_it_does_not_compute(tmp_path: Path, config: dict[str, Any]):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="not computed here"):
+        scalar_oracle.read_config(tmp_path)
+
+
+# Against the goldens
+
+
+def test_there_are_fixtures():
+    assert FIXTURES
+
+
+def agree(fixture: Path, golden: Mapping[str, Any], number: int) -> None:
+    prompt = golden[f"prompt.{number}.ids"].tolist()
+    expected = torch.from_numpy(golden[f"prompt.{number}.logprobs"])
+    directory = fixture / "checkpoint"
+    difference = (scalar(directory, prompt) - expected).abs().max().item()
+    assert difference <= roundoff(directory, expected, FLOAT64)
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
+def test_agrees_with_the_golden(fixture: Path):
+    agree(fixture, load_file(fixture / "golden.safetensors"), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
+def test_agrees_with_every_prompt_of_the_golden(fixture: Path):
+    golden = load_file(fixture / "golden.safetensors")
+    for number in range(sum(name.endswith(".ids") for name in golden)):
+        agree(fixture, golden, number)
