@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -279,8 +280,11 @@ def gate(
 
 
 def _loose_cases(clauses: Sequence[Clause], cases: Sequence[CitesClauses]) -> Iterator[str]:
-    """Cases that cite nothing, something unknown, or observable clauses of two levels."""
+    """Cases that share an id, or cite nothing, an unknown clause, or clauses of two levels."""
     known = {clause.id: clause for clause in clauses}
+    for name, count in Counter(case.id for case in cases).items():
+        if count > 1:
+            yield f"{name}: two cases have this id"
     for case in cases:
         if not case.clauses:
             yield f"{case.id}: cites no clause"
@@ -290,7 +294,7 @@ def _loose_cases(clauses: Sequence[Clause], cases: Sequence[CitesClauses]) -> It
         cited = [known[name] for name in case.clauses if name in known]
         levels = {c.level for c in cited if c.visibility is Visibility.OBSERVABLE}
         if len(levels) > 1:
-            yield f"{case.id}: its observable clauses have several levels, {sorted(levels)}"
+            yield f"{case.id}: its observable clauses are {' and '.join(sorted(levels))}"
 
 
 def _loose_reasons(
