@@ -1,13 +1,11 @@
 """Which experts a config declares as substituted: the approx form (FMT-2, FMT-3).
 
 Strict on purpose: a list that is misread means experts that are silently never
-loaded. Everything that looks like a declaration and is not read is an error or a
-warning, by name.
+loaded (FMT-17 to FMT-21).
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +13,10 @@ from typing import Any
 
 from mone_ref.errors import Code, Severity, show
 from mone_ref.families import Family
-from mone_ref.fields import ROOT, TEXT_CONFIG, Fields, Found
+from mone_ref.fields import Fields, Found
 from mone_ref.strict_json import child
 
 APPROX = "approximate_experts"
-INIT_TOKENS = "approximate_expert_init_tokens"
-EXPLICIT = ("compression_config", "transform_config", "expert_substitution")
 
 LAYER_KEY = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 LAYER_DIGITS = 9
@@ -84,25 +80,15 @@ def bind(listed: Listed, family: Family, num_experts: int) -> Substitution:
     return Substitution("approx" if layers else "none", layers)
 
 
-def read(fields: Fields, num_layers: int | None, num_experts: int | None) -> Listed:
-    """The substituted ids of each layer; problems go to ``fields``.
+def read(fields: Fields, num_layers: int | None, num_experts: int | None) -> Listed | None:
+    """The substituted ids of each layer, or None with the problems in ``fields``.
 
     ``num_layers`` and ``num_experts`` are None when the model part of the config is
     broken: what needs them is then not checked.
     """
     approx = fields.find(APPROX)
-    _check_forms(fields, approx)
-    _check_other_dialects(fields)
-    _check_other_holders(fields)
-    _warn_near_misses(fields)
     copies = [_read_map(fields, found, num_layers, num_experts) for found in approx]
-    listed = _agreed(fields, approx, copies)
-    if listed is not None:
-        _check_init_tokens(fields, listed)
-    return listed or {}
-
-
-# -- the map of layers
+    return _agreed(fields, approx, copies)
 
 
 def _read_map(
@@ -193,103 +179,3 @@ def _agreed(fields: Fields, approx: list[Found], copies: list[Listed | None]) ->
         "FMT-15",
     )
     return None
-
-
-# -- everything else that looks like a declaration
-
-
-def _check_forms(fields: Fields, approx: list[Found]) -> None:
-    """Refuse the explicit form: beside the approx form, misplaced, or alone."""
-    explicit = [found for holder in fields.holders if (found := _explicit(fields, *holder))]
-    if approx and explicit:
-        both = " and ".join(found.path for found in (*approx, *explicit))
-        fields.report(Code.BOTH_FORMS, explicit[0].path, both, "one form", "FMT-13")
-    for found in explicit:
-        if not found.path.startswith(f"{ROOT}.{EXPLICIT[0]}"):
-            expected = f"the explicit form at the top level, as {'.'.join((ROOT, *EXPLICIT))}"
-            fields.report(Code.MISPLACED, found.path, "the explicit form", expected, "FMT-16")
-        elif not approx:
-            expected = f"{APPROX}: this release reads the approx form only"
-            fields.report(Code.EXPLICIT_FORM, found.path, "the explicit form", expected, "FMT-6")
-
-
-def _explicit(fields: Fields, path: str, node: Mapping[str, Any]) -> Found | None:
-    """The explicit declaration below one holder; ``{}`` declares, null does not."""
-    for key in EXPLICIT:
-        value, path = node.get(key), child(path, key)
-        if value is None:
-            return None
-        if key == EXPLICIT[-1]:
-            return Found(path, value)
-        if not isinstance(value, dict):
-            fields.report(Code.EXPLICIT_FORM, path, show(value), "a JSON object", "FMT-6")
-            return None
-        node = value
-    return None
-
-
-def _check_other_dialects(fields: Fields) -> None:
-    """Refuse the ``mone`` block of earlier engine branches, which lists the same thing."""
-    for found in fields.find("mone"):
-        expected = f"{APPROX}: a mone block is recognised but not read"
-        fields.report(Code.DIALECT, found.path, show(found.value), expected, "FMT-26")
-
-
-def _check_other_holders(fields: Fields) -> None:
-    """Refuse a list in any other object of the config, where no engine would look (FMT-3)."""
-    for path, holder in fields.holders:
-        for key, value in holder.items():
-            if key != TEXT_CONFIG and isinstance(value, dict) and value.get(APPROX) is not None:
-                where = child(child(path, key), APPROX)
-                expected = f"the list at {ROOT}.{APPROX} or {ROOT}.{TEXT_CONFIG}.{APPROX}"
-                fields.report(Code.MISPLACED, where, show(value[APPROX]), expected, "FMT-3")
-
-
-def _check_init_tokens(fields: Fields, listed: Listed) -> None:
-    """Accept all-zero counts beside the list; anything else makes constants evolve (FMT-26)."""
-    for found in fields.find(INIT_TOKENS):
-        shape = "an object with one count per listed expert, layer by layer"
-        if not isinstance(found.value, dict):
-            fields.report(Code.DIALECT, found.path, show(found.value), shape, "FMT-26")
-            continue
-        before = len(fields.problems)
-        lengths = {str(layer): len(ids) for layer, ids in listed.items()}
-        for key in [*found.value, *(key for key in lengths if key not in found.value)]:
-            counts, where = found.value.get(key), child(found.path, key)
-            counts = [] if counts is None else counts
-            if not isinstance(counts, list) or any(type(count) is not int for count in counts):
-                fields.report(Code.DIALECT, where, show(counts), "an array of integers", "FMT-26")
-            elif len(counts) != lengths.get(key, 0):
-                expected = f"{lengths.get(key, 0)} counts, one per listed expert"
-                fields.report(Code.DIALECT, where, f"{len(counts)} counts", expected, "FMT-26")
-            elif any(counts):
-                expected = "zeros: constants that change while the model runs are not supported"
-                fields.report(Code.EVOLVING, where, show(counts), expected, "FMT-26")
-        if len(fields.problems) == before:
-            fields.report(
-                Code.DIALECT, found.path, "zeros only", "nothing; the key is not needed",
-                "FMT-26", Severity.NOTE,
-            )  # fmt: skip
-
-
-def _warn_near_misses(fields: Fields) -> None:
-    """Warn about keys that were probably meant as one of ours: they would go unread (FMT-23)."""
-    ours = {_letters(key): key for key in (APPROX, INIT_TOKENS, EXPLICIT[-1])}
-    for path, holder in fields.holders:
-        for key in holder:
-            if key in (APPROX, INIT_TOKENS) or len(key) > 2 * len(INIT_TOKENS):
-                continue
-            for match in difflib.get_close_matches(_letters(key), ours, n=1, cutoff=0.8):
-                expected = f"{ours[match]}, if that was meant; this key is not read"
-                fields.report(
-                    Code.UNKNOWN_KEY,
-                    child(path, key),
-                    show(key),
-                    expected,
-                    "FMT-23",
-                    Severity.WARNING,
-                )
-
-
-def _letters(key: str) -> str:
-    return re.sub(r"[^a-z]", "", key.lower())

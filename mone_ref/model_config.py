@@ -1,0 +1,224 @@
+"""The model part of config.json: sizes and readings of the decoder (FMT-1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mone_ref import families
+from mone_ref.errors import Code, show
+from mone_ref.families import Family, RouterRule
+from mone_ref.fields import ROOT, Fields, Found, same
+from mone_ref.strict_json import child
+
+MAX_EXPERTS = 2**18
+"""Most experts over all layers, ten times any model: bounds what a config can make us build."""
+
+STORED_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+# What the model must not ask for: key -> values that change nothing. OLMoE itself has only
+# the first few; an engine that knows the others from other families may honour them.
+FEATURES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "sliding_window": (),
+    "partial_rotary_factor": (1.0,),
+    "mlp_bias": (False,),
+    "scoring_func": ("softmax",),
+    "routed_scaling_factor": (1.0,),
+    "n_group": (1,),
+    "n_shared_experts": (0,),
+    "first_k_dense_replace": (0,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "num_nextn_predict_layers": (0,),
+}
+
+ROPE_PLAIN = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+"""Members of ``rope_parameters`` and ``rope_scaling``, with the values that change nothing."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and readings of a decoder, resolved against its family's row."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_experts: int
+    top_k: int
+    router: RouterRule
+    rms_norm_eps: float
+    rope_theta: float
+    clip_qkv: float | None
+    tie_word_embeddings: bool
+    stored_dtype: str
+
+
+def find_family(fields: Fields) -> Family | None:
+    """The family's row, by ``architectures`` (top level first), else by ``model_type``."""
+    named: list[str] = []
+    for found in fields.find("architectures"):
+        if isinstance(found.value, list) and all(isinstance(name, str) for name in found.value):
+            named = found.value
+        else:
+            fields.wrong(found, "an array of strings")
+    types: list[str] = []
+    for found in fields.find("model_type"):
+        if isinstance(found.value, str):
+            types.append(found.value)
+        else:
+            fields.wrong(found, "a string")
+    family = families.find(named, types[0] if types else None)
+    if family is None:
+        known = ", ".join(name for row in families.FAMILIES for name in row.architectures)
+        seen = f"architectures {show(named)}, model_type {show(types)}"
+        fields.report(Code.UNKNOWN_FAMILY, f"{ROOT}.architectures", seen, f"one of {known}")
+    elif types and not set(types) & set(family.model_types):
+        seen = f"{show(types[0])} with architectures {show(named)}"
+        expected = " or ".join(family.model_types)
+        fields.report(Code.MODEL_FIELD_CONFLICT, f"{ROOT}.model_type", seen, expected)
+    return family
+
+
+# -- sizes
+
+
+def read_sizes(fields: Fields, family: Family) -> dict[str, int]:
+    """Sizes under their names in ``ModelConfig``; those with a problem are absent."""
+    heads = fields.size("num_attention_heads")
+    read = {
+        "vocab_size": fields.size("vocab_size"),
+        "hidden_size": fields.size("hidden_size"),
+        "intermediate_size": fields.size(family.intermediate_key),
+        "num_layers": fields.size("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": fields.size("num_key_value_heads", default=heads or 1),
+        "num_experts": fields.size(*family.count_keys, clause="FMT-1"),
+        "top_k": fields.size(*family.top_k_keys),
+    }
+    sizes = {name: size for name, size in read.items() if size is not None}
+    _check_heads(fields, sizes)
+    _check_experts(fields, family, sizes)
+    return sizes
+
+
+def _check_heads(fields: Fields, sizes: dict[str, int]) -> None:
+    """Heads divide the hidden size, key-value heads divide the heads, rope needs even heads."""
+    hidden, heads, kv_heads = (sizes.get(n) for n in ("hidden_size", "num_heads", "num_kv_heads"))
+    if heads and kv_heads and heads % kv_heads:
+        _inconsistent(fields, ("num_key_value_heads",), kv_heads, f"a divisor of {heads} heads")
+    if not hidden or not heads:
+        return
+    if hidden % heads:
+        _inconsistent(fields, ("hidden_size",), hidden, f"a multiple of {heads} heads")
+    elif hidden // heads % 2:
+        expected = f"{heads} heads of an even size each"
+        _inconsistent(fields, ("hidden_size",), hidden, expected)
+    for found in fields.find("head_dim"):
+        if type(found.value) is not int or found.value * heads != hidden:
+            expected = f"hidden_size / num_attention_heads = {hidden} / {heads}"
+            fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)
+
+
+def _check_experts(fields: Fields, family: Family, sizes: dict[str, int]) -> None:
+    """No more routes than experts, and no more experts than any model has."""
+    experts = sizes.get("num_experts")
+    if not experts:
+        return
+    top_k, layers = sizes.get("top_k", 1), sizes.get("num_layers", 1)
+    if top_k > experts:
+        _inconsistent(fields, family.top_k_keys, top_k, f"at most {experts} experts")
+    if experts * layers > MAX_EXPERTS:
+        expected = f"at most {MAX_EXPERTS} experts over all layers"
+        _inconsistent(fields, family.count_keys, experts, expected)
+
+
+def _inconsistent(fields: Fields, keys: tuple[str, ...], size: int, expected: str) -> None:
+    """A size that is sound alone and does not fit another one."""
+    fields.report(Code.MODEL_FIELD, fields.find(*keys)[0].path, str(size), expected)
+
+
+# -- everything else about the model
+
+
+def read(fields: Fields, family: Family, sizes: dict[str, int]) -> ModelConfig | None:
+    """The model, or None with the problems in ``fields``; ``sizes`` as ``read_sizes`` gave them."""
+    _check_features(fields)
+    normalise = fields.flag("norm_topk_prob", family.normalise_default)
+    eps = fields.positive(fields.agree(fields.find("rms_norm_eps")))
+    theta = _read_rope_theta(fields)
+    clip_qkv = fields.positive(fields.agree(fields.find("clip_qkv")))
+    tied = fields.flag("tie_word_embeddings", False)
+    dtype = _read_dtype(fields)
+    if fields.errors:
+        return None
+    return ModelConfig(
+        family=family,
+        **sizes,
+        head_dim=sizes["hidden_size"] // sizes["num_heads"],
+        router=RouterRule(family.scoring, normalise),
+        rms_norm_eps=family.rms_norm_eps_default if eps is None else eps,
+        rope_theta=family.rope_theta_default if theta is None else theta,
+        clip_qkv=clip_qkv,
+        tie_word_embeddings=tied,
+        stored_dtype=dtype,
+    )
+
+
+def _check_features(fields: Fields) -> None:
+    """Refuse what this model does not compute, quantisation included (CAP-8)."""
+    for key, accepted in FEATURES.items():
+        for found in fields.find(key):
+            if not any(same(found.value, value) for value in accepted):
+                expected = " or ".join(["null", *map(show, accepted)])
+                fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)
+    quantised = fields.find("quantization_config")
+    for found in fields.find("compression_config"):
+        if isinstance(found.value, dict):
+            quantised += [
+                Found(child(found.path, key), found.value[key])
+                for key in ("quant_method", "config_groups")
+                if found.value.get(key)
+            ]
+    for found in quantised:
+        expected = "null: quantised weights are not supported"
+        fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected, "CAP-8")
+
+
+def _read_rope_theta(fields: Fields) -> float | None:
+    """Base of the rotary embedding: a plain field, or one of ``rope_parameters``."""
+    thetas = fields.find("rope_theta")
+    for block in fields.find("rope_parameters", "rope_scaling"):
+        if not isinstance(block.value, dict):
+            fields.wrong(block, "a JSON object")
+            continue
+        members = {
+            key: Found(child(block.path, key), value)
+            for key, value in block.value.items()
+            if value is not None
+        }
+        for key, plain in ROPE_PLAIN.items():
+            if key in members and not same(members[key].value, plain):
+                expected = f"{plain}: only plain rotary embeddings are computed"
+                where, found = members[key].path, show(members[key].value)
+                fields.report(Code.MODEL_FEATURE, where, found, expected)
+        if "rope_theta" in members:
+            thetas.append(members["rope_theta"])
+    return fields.positive(fields.agree(thetas))
+
+
+def _read_dtype(fields: Fields) -> str:
+    """Dtype that the config declares for its weights: ``dtype``, or ``torch_dtype`` before it."""
+    found = fields.agree(fields.find("dtype", "torch_dtype"))
+    if found is None:
+        return STORED_DTYPES[0]
+    if isinstance(found.value, str) and found.value in STORED_DTYPES:
+        return found.value
+    fields.wrong(found, f"one of {', '.join(STORED_DTYPES)}")
+    return STORED_DTYPES[0]
