@@ -25,7 +25,7 @@ EXPONENTS = {
     "embed_tokens": -6,
     "lm_head": -8,
     "down_proj": -8,
-    "approx_value": -6,
+    "approx_value": -5,
 }
 OTHER_EXPONENT = -9
 
