@@ -1,0 +1,492 @@
+"""Every rule that a checkpoint must keep, once: config, files and tensors against each other.
+
+One module-level function per rule. The loader raises what ``check`` finds, the
+command line prints it; neither knows a rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mone_ref import config as config_file
+from mone_ref import layout
+from mone_ref.checkpoint import Checkpoint, TensorEntry, dtypes
+from mone_ref.checkpoint.text import count, plain, some
+from mone_ref.config import Config
+from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
+from mone_ref.tensor_names import ExpertTensor, expert_tensor, layer_index
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``check`` found, in the order of the rules.
+
+    ``config`` is None where config.json was rejected, ``checkpoint`` where the path is
+    no readable directory.
+    """
+
+    problems: tuple[Problem, ...]
+    config: Config | None
+    checkpoint: Checkpoint | None
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Problems that stop a load."""
+        return self._of(Severity.ERROR)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """Problems that a producer should mend."""
+        return self._of(Severity.WARNING)
+
+    @property
+    def notes(self) -> tuple[Problem, ...]:
+        """Facts that may surprise."""
+        return self._of(Severity.NOTE)
+
+    def _of(self, severity: Severity) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.severity is severity)
+
+
+def check(directory: Path | str, dtype: str | None = None) -> Report:
+    """Check a checkpoint directory without loading it; never raises for a bad checkpoint.
+
+    Reads config.json, the index, all headers, the constants and the routers, and both
+    embedding matrices where they are tied and stored. ``dtype`` is the type in which
+    parameters will be held (``float16``): constants must stay finite in it (R8).
+    Tensors are compared with the config only when both could be read without an error.
+
+    Raises ValueError for a ``dtype`` that is not in ``checkpoint.dtypes.PARAMETER_DTYPES``.
+    """
+    if dtype not in (None, *dtypes.PARAMETER_DTYPES):
+        raise ValueError(f"dtype must be one of {dtypes.PARAMETER_DTYPES}, got {show(dtype)}")
+    checkpoint = Checkpoint.open(directory)
+    if any(problem.code is Code.NOT_A_CHECKPOINT for problem in checkpoint.problems):
+        return Report(checkpoint.problems, None, None)
+    config: Config | None = None
+    try:
+        config = config_file.read(checkpoint.directory)
+        problems = [*config.findings, *checkpoint.problems]
+    except Rejected as rejected:
+        problems = [*rejected.problems, *checkpoint.problems]
+    if config is not None and not checkpoint.errors:
+        problems += tensor_problems(config, checkpoint, dtype)
+    return Report(tuple(problems), config, checkpoint)
+
+
+def tensor_problems(
+    config: Config, checkpoint: Checkpoint, dtype: str | None = None
+) -> Iterator[Problem]:
+    """All rules between a config and the tensors of a checkpoint, in order."""
+    yield from missing_constants(config, checkpoint)
+    yield from constant_shapes(config, checkpoint)
+    yield from constant_dtypes(config, checkpoint)
+    yield from non_finite_constants(config, checkpoint)
+    yield from overflowing_constants(config, checkpoint, dtype)
+    yield from unlisted_constants(config, checkpoint)
+    yield from fused_experts(config, checkpoint)
+    yield from retained_experts(config, checkpoint)
+    yield from leftover_experts(config, checkpoint)
+    yield from model_tensors(config, checkpoint)
+    yield from tensor_shapes(config, checkpoint)
+    yield from tensor_dtypes(config, checkpoint)
+    yield from tied_head(config, checkpoint)
+    yield from non_finite_routers(config, checkpoint)
+    yield from unbuilt_layers(config, checkpoint)
+    yield from unknown_tensors(config, checkpoint)
+
+
+# -- constants
+
+
+def missing_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Every substituted expert has its constant (LOAD-7)."""
+    for layer in config.substitution.layers.values():
+        for expert in layer.substituted:
+            if layer.constants[expert] not in checkpoint.tensors:
+                yield _problem(
+                    Code.MISSING_CONSTANT,
+                    checkpoint,
+                    layer.constants[expert],
+                    "nothing",
+                    f"the constant of substituted expert {expert} of layer {layer.layer}",
+                    "LOAD-7",
+                )
+
+
+def constant_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """A constant is one vector ``[H]``, without any further dimension (FMT-5)."""
+    hidden = config.model.hidden_size
+    for entry in _constants(config, checkpoint):
+        if entry.shape != (hidden,):
+            found, expected = f"shape {show(list(entry.shape))}", f"[{hidden}], the hidden size"
+            yield _problem(Code.CONSTANT_SHAPE, checkpoint, entry.name, found, expected, "FMT-5")
+
+
+def constant_dtypes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """A constant is stored in a type that can be added to hidden states (FMT-5)."""
+    for entry in _constants(config, checkpoint):
+        if entry.dtype not in dtypes.FLOATS:
+            found, expected = f"type {show(entry.dtype)}", f"one of {', '.join(dtypes.FLOATS)}"
+            yield _problem(Code.CONSTANT_DTYPE, checkpoint, entry.name, found, expected, "FMT-5")
+
+
+def non_finite_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """A constant is finite as stored (LOAD-8)."""
+    for entry in _readable_constants(config, checkpoint):
+        finite = np.isfinite(dtypes.decode(checkpoint.read(entry.name), entry.dtype))  # [H]
+        if not finite.all():
+            bad = np.flatnonzero(~finite)
+            found = f"{count(len(bad), 'value')} of NaN or infinity, the first at index {bad[0]}"
+            expected = "finite values"
+            yield _problem(
+                Code.NON_FINITE_CONSTANT, checkpoint, entry.name, found, expected, "LOAD-8"
+            )
+
+
+def overflowing_constants(
+    config: Config, checkpoint: Checkpoint, dtype: str | None
+) -> Iterator[Problem]:
+    """A constant stays finite in the dtype in which parameters are held (LOAD-8)."""
+    if dtype is None:
+        return
+    bound = dtypes.overflow_bound(dtype)
+    for entry in _readable_constants(config, checkpoint):
+        values = dtypes.decode(checkpoint.read(entry.name), entry.dtype).astype(np.float64)  # [H]
+        bad = np.flatnonzero(np.isfinite(values) & (np.abs(values) >= bound))
+        if len(bad):
+            found = (
+                f"{count(len(bad), 'value')} beyond {dtype},"
+                f" the first at index {bad[0]}: {values[bad[0]]:g}"
+            )
+            expected = f"magnitudes that stay finite in {dtype}"
+            yield _problem(
+                Code.CONSTANT_OVERFLOW, checkpoint, entry.name, found, expected, "LOAD-8"
+            )
+
+
+def unlisted_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """No constant without an entry in the list (LOAD-9, LOAD-11).
+
+    One problem per constant in a listed layer. A layer that is not listed at all gives
+    one problem: what is wrong is its missing entry.
+    """
+    unlisted: dict[int, dict[int, str]] = defaultdict(dict)
+    for (layer, expert), name in _stored_constants(config, checkpoint).items():
+        if not _is_listed(config, layer, expert):
+            unlisted[layer][expert] = name
+    for layer, names in unlisted.items():
+        if layer in config.substitution.layers:
+            for expert, name in names.items():
+                known = expert < config.model.num_experts
+                found = f"a constant of {'retained' if known else 'unknown'} expert {expert}"
+                expected = "constants of listed experts only"
+                yield _problem(Code.UNLISTED_CONSTANT, checkpoint, name, found, expected, "LOAD-9")
+        else:
+            # Without any list the whole checkpoint looks like a plain one (LOAD-11).
+            clause = "LOAD-9" if config.substitution.layers else "LOAD-11"
+            found = f"constants of experts {show(sorted(names))}"
+            expected = f"an entry for layer {layer} in approximate_experts"
+            first = names[min(names)]
+            yield _problem(Code.UNLISTED_LAYER, checkpoint, first, found, expected, clause)
+
+
+# -- experts
+
+
+def fused_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """No tensor that holds several projections or experts of a layer (CAP-11).
+
+    On a substituted layer the format forbids it; on any other it is not read here.
+    """
+    for layer, names in _fused_layers(config, checkpoint).items():
+        substituted = layer in config.substitution.layers
+        found = f"fused {some(names, 'tensor')}"
+        expected = "one tensor per expert and projection: unfuse them under logical ids"
+        clause = "CAP-11" if substituted else ""
+        yield _problem(Code.FUSED_EXPERTS, checkpoint, names[0], found, expected, clause)
+
+
+def retained_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Every expert that is not listed has its three projections (LOAD-10, LOAD-11).
+
+    Experts of an unlisted layer, or with a constant, that lack all three say that the
+    checkpoint was pruned and the list is lost or stale: one problem for the layer.
+    """
+    family = config.model.family
+    constants = _stored_constants(config, checkpoint)
+    fused = _fused_layers(config, checkpoint)
+    for layer in range(config.model.num_layers):
+        if layer in fused:
+            continue
+        pruned: list[int] = []
+        for expert in config.substitution.layer(layer, config.model.num_experts).retained:
+            names = [family.projection_name(layer, expert, part) for part in family.projections]
+            missing = [name for name in names if name not in checkpoint.tensors]
+            listed = layer in config.substitution.layers
+            if len(missing) == len(names) and (not listed or (layer, expert) in constants):
+                pruned.append(expert)
+                continue
+            for name in missing:
+                expected = f"a projection of retained expert {expert} of layer {layer}"
+                yield _problem(
+                    Code.MISSING_EXPERT, checkpoint, name, "nothing", expected, "LOAD-10"
+                )
+        if pruned:
+            found = f"no projections of experts {show(pruned)}: the layer looks pruned"
+            expected = f"them, or their ids for layer {layer} in approximate_experts"
+            where = family.experts_path(layer)
+            yield _problem(Code.MISSING_EXPERT, checkpoint, where, found, expected, "LOAD-11")
+
+
+def leftover_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """A substituted expert needs no projections; they are skipped (LOAD-2), and cost bytes."""
+    leftovers: dict[tuple[int, int | None], list[str]] = defaultdict(list)
+    for tensor in _expert_tensors(config, checkpoint):
+        if _is_listed(config, tensor.layer, tensor.expert) and not tensor.is_constant:
+            leftovers[tensor.layer, tensor.expert].append(tensor.name)
+    for (_, expert), names in leftovers.items():
+        wasted = sum(checkpoint.tensors[name].size for name in names)
+        found = f"{some(names, 'tensor')} ({count(wasted, 'byte')}) of substituted expert {expert}"
+        expected = "its constant only"
+        warning = Severity.WARNING
+        yield _problem(
+            Code.LEFTOVER_EXPERT, checkpoint, names[0], found, expected, "LOAD-2", warning
+        )
+
+
+# -- the model's own tensors
+
+
+def model_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Everything but experts and constants that the model needs is there."""
+    routers = _routers(config)
+    for name in _model_shapes(config):
+        in_experts = expert_tensor(config.model.family, name) is not None
+        if not in_experts and name not in checkpoint.tensors:
+            expected = "a tensor of the model"
+            clause = "FMT-1" if name in routers else ""
+            yield _problem(Code.MISSING_TENSOR, checkpoint, name, "nothing", expected, clause)
+
+
+def tensor_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Every tensor of the model has the shape that the config implies.
+
+    A router with fewer than E rows is the common case: experts were deleted (FMT-1).
+    """
+    routers = _routers(config)
+    for name, shape in _model_shapes(config).items():
+        entry = checkpoint.tensors.get(name)
+        if entry and entry.shape != shape:
+            found, expected = f"shape {show(list(entry.shape))}", show(list(shape))
+            clause = "FMT-1" if name in routers else ""
+            yield _problem(Code.TENSOR_SHAPE, checkpoint, name, found, expected, clause)
+
+
+def tensor_dtypes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Every tensor of the model is stored in a float type: no quantised weights."""
+    for name in _model_shapes(config):
+        entry = checkpoint.tensors.get(name)
+        if entry and entry.dtype not in dtypes.FLOATS:
+            found, expected = f"type {show(entry.dtype)}", f"one of {', '.join(dtypes.FLOATS)}"
+            yield _problem(Code.TENSOR_DTYPE, checkpoint, name, found, expected)
+
+
+def tied_head(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """A head that is stored although it is tied must equal the embeddings.
+
+    Loaders overwrite it, so a different one is lost without a word.
+    """
+    stored = EMBEDDING in checkpoint.tensors and HEAD in checkpoint.tensors
+    if not config.model.tie_word_embeddings or not stored:
+        return
+    found, expected = "a head that differs from the embeddings", "none: tie_word_embeddings is true"
+    if _equal(checkpoint, EMBEDDING, HEAD):
+        found, severity = "a copy of the embeddings", Severity.NOTE
+    else:
+        severity = Severity.ERROR
+    yield _problem(Code.TIED_HEAD, checkpoint, HEAD, found, expected, "", severity)
+
+
+def non_finite_routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """A router with NaN or infinity makes routing meaningless; small enough to look at."""
+    shapes = _model_shapes(config)
+    for name in _routers(config):
+        entry = checkpoint.tensors.get(name)
+        if not entry or entry.dtype not in dtypes.FLOATS or entry.shape != shapes[name]:
+            continue
+        bad = ~np.isfinite(dtypes.decode(checkpoint.read(name), entry.dtype))  # [E * H]
+        if bad.any():
+            rows = np.unique(np.flatnonzero(bad) // config.model.hidden_size)
+            total = count(int(bad.sum()), "value")
+            found = f"{total} of NaN or infinity, for experts {show(rows.tolist())}"
+            yield _problem(
+                Code.NON_FINITE_ROUTER,
+                checkpoint,
+                name,
+                found,
+                "finite values",
+                "",
+                Severity.WARNING,
+            )
+
+
+# -- tensors that nothing reads
+
+
+def unbuilt_layers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Tensors of layers past the last are skipped: MTP layers, for one (LOAD-4)."""
+    unbuilt = [name for name in checkpoint.tensors if not _is_built(config, name)]
+    if unbuilt:
+        found = f"{some(unbuilt, 'tensor')} of layers that are not built"
+        expected = f"layers 0 to {config.model.num_layers - 1} (others are skipped)"
+        yield _problem(
+            Code.UNKNOWN_TENSOR,
+            checkpoint,
+            unbuilt[0],
+            found,
+            expected,
+            "LOAD-4",
+            Severity.NOTE,
+        )
+
+
+def unknown_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Names that nothing reads, one problem per kind.
+
+    A constant or an expert under an unread name is probably a mistake; it never stands in
+    for one of the decoder's own layers (LOAD-12).
+    """
+    constants, experts, others = [], [], []
+    for name in _unread(config, checkpoint):
+        path = name.split(".")
+        if path[-1] == config.model.family.constant:
+            constants.append(name)
+        elif "experts" in path:
+            experts.append(name)
+        else:
+            others.append(name)
+    stack = f"names in {config.model.family.stack}.N.{config.model.family.experts}.J"
+    for names, kind, expected, clause, severity in (
+        (constants, "constant", stack, "LOAD-12", Severity.WARNING),
+        (experts, "expert tensor", stack, "", Severity.WARNING),
+        (others, "tensor", "tensors of the model only", "", Severity.NOTE),
+    ):
+        if names:
+            found = f"{some(names, kind)}, not read"
+            yield _problem(
+                Code.UNKNOWN_TENSOR, checkpoint, names[0], found, expected, clause, severity
+            )
+
+
+# -- what the rules share
+
+
+def _problem(
+    code: Code,
+    checkpoint: Checkpoint,
+    name: str,
+    found: str,
+    expected: str,
+    clause: str = "",
+    severity: Severity = Severity.ERROR,
+) -> Problem:
+    """A problem of a tensor, in its own file or in the one that should have listed it."""
+    entry = checkpoint.tensors.get(name)
+    file = plain(entry.file if entry else checkpoint.listing)
+    return Problem(code, Phase.LOAD, plain(name), found, expected, file, severity, clause)
+
+
+def _constants(config: Config, checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    """Stored constants of listed experts."""
+    for layer in config.substitution.layers.values():
+        for expert in layer.substituted:
+            entry = checkpoint.tensors.get(layer.constants[expert])
+            if entry:
+                yield entry
+
+
+def _readable_constants(config: Config, checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    """Those whose values mean something: of the right shape and a float type."""
+    for entry in _constants(config, checkpoint):
+        if entry.shape == (config.model.hidden_size,) and entry.dtype in dtypes.FLOATS:
+            yield entry
+
+
+def _is_listed(config: Config, layer: int, expert: int | None) -> bool:
+    entry = config.substitution.layers.get(layer)
+    return entry is not None and expert in entry.listed
+
+
+def _is_built(config: Config, name: str) -> bool:
+    """False only for names of the decoder stack past its last layer."""
+    layer = layer_index(config.model.family, name)
+    return layer is None or layer < config.model.num_layers
+
+
+def _expert_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[ExpertTensor]:
+    """Tensors below the experts of the layers that are built."""
+    for name in checkpoint.tensors:
+        tensor = expert_tensor(config.model.family, name)
+        if tensor and tensor.layer < config.model.num_layers:
+            yield tensor
+
+
+def _stored_constants(config: Config, checkpoint: Checkpoint) -> dict[tuple[int, int], str]:
+    """(layer, expert) -> name of every constant by name, listed or not."""
+    return {
+        (tensor.layer, tensor.expert): tensor.name
+        for tensor in _expert_tensors(config, checkpoint)
+        if tensor.is_constant and tensor.expert is not None
+    }
+
+
+def _fused_layers(config: Config, checkpoint: Checkpoint) -> dict[int, list[str]]:
+    """Layer -> its fused tensors; those of a substituted expert alone are leftovers."""
+    fused: dict[int, list[str]] = defaultdict(list)
+    for tensor in _expert_tensors(config, checkpoint):
+        if tensor.is_fused and not _is_listed(config, tensor.layer, tensor.expert):
+            fused[tensor.layer].append(tensor.name)
+    return fused
+
+
+def _model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a complete checkpoint but the constants, which have their own rules."""
+    constants = {
+        name for layer in config.substitution.layers.values() for name in layer.constants.values()
+    }
+    return {name: shape for name, shape in layout.expected(config).items() if name not in constants}
+
+
+def _routers(config: Config) -> list[str]:
+    family = config.model.family
+    return [family.router_name(layer) for layer in range(config.model.num_layers)]
+
+
+def _unread(config: Config, checkpoint: Checkpoint) -> Iterator[str]:
+    """Names that no rule above has spoken of."""
+    known = {*layout.expected(config), HEAD}
+    for name in checkpoint.tensors:
+        tensor = expert_tensor(config.model.family, name)
+        spoken_of = tensor is not None and (
+            tensor.is_constant or tensor.is_fused or _is_listed(config, tensor.layer, tensor.expert)
+        )
+        if name not in known and not spoken_of and _is_built(config, name):
+            yield name
+
+
+def _equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
+    """Whether two tensors store the same values, compared piece by piece."""
+    one, other = checkpoint.tensors[first], checkpoint.tensors[second]
+    return (one.dtype, one.shape, one.size) == (other.dtype, other.shape, other.size) and all(
+        left == right
+        for left, right in zip(checkpoint.chunks(first), checkpoint.chunks(second), strict=True)
+    )
