@@ -144,6 +144,15 @@ def test_every_clause_that_other_clauses_name_exists() -> None:
     assert named == known
 
 
+def test_every_clause_that_the_code_names_exists() -> None:
+    names = "|".join(spec.groups(CLAUSES))
+    package = Path(spec.__file__).parents[1]
+    texts = [path.read_text() for path in sorted(package.rglob("*.py"))]
+    named = {name for text in texts for name in re.findall(rf"\b(?:{names})-\d+\b", text)}
+    assert len(named) > 10
+    assert named - {clause.id for clause in CLAUSES} == set()
+
+
 def test_the_table_of_rulings_names_the_clauses_that_carry_them() -> None:
     rows = re.findall(r"^\| (R\d+) \| [^|]+ \|([^|]*)\|$", TEXT, re.MULTILINE)
     table = {ruling: re.findall(r"[A-Z]+-\d+", cell) for ruling, cell in rows}
