@@ -37,9 +37,10 @@ def _check_forms(fields: Fields) -> None:
     if approx and explicit:
         both = " and ".join(found.path for found in (*approx, *explicit))
         fields.report(Code.BOTH_FORMS, explicit[0].path, both, "one form", "FMT-13")
+    its_path = ".".join((ROOT, *EXPLICIT))
     for found in explicit:
-        if not found.path.startswith(f"{ROOT}.{EXPLICIT[0]}"):
-            expected = f"the explicit form at the top level, as {'.'.join((ROOT, *EXPLICIT))}"
+        if found.path != its_path:
+            expected = f"the explicit form at the top level, as {its_path}"
             fields.report(Code.MISPLACED, found.path, "the explicit form", expected, "FMT-16")
         elif not approx:
             expected = f"{APPROX}: this release reads the approx form only"
@@ -72,7 +73,9 @@ def _check_other_holders(fields: Fields) -> None:
     """Refuse a list in any other object of the config, where no engine would look (FMT-3)."""
     for path, holder in fields.holders:
         for key, value in holder.items():
-            if key != TEXT_CONFIG and isinstance(value, dict) and value.get(APPROX) is not None:
+            if (path, key) == (ROOT, TEXT_CONFIG) or not isinstance(value, dict):
+                continue
+            if value.get(APPROX) is not None:
                 where = child(child(path, key), APPROX)
                 expected = f"the list at {ROOT}.{APPROX} or {ROOT}.{TEXT_CONFIG}.{APPROX}"
                 fields.report(Code.MISPLACED, where, show(value[APPROX]), expected, "FMT-3")
@@ -80,34 +83,38 @@ def _check_other_holders(fields: Fields) -> None:
 
 def _check_init_tokens(fields: Fields, listed: Listed) -> None:
     """Accept all-zero counts beside the list; anything else makes constants evolve (FMT-26)."""
+    lengths = {str(layer): len(ids) for layer, ids in listed.items()}
     for found in fields.find(INIT_TOKENS):
-        shape = "an object with one count per listed expert, layer by layer"
         if not isinstance(found.value, dict):
-            fields.report(Code.DIALECT, found.path, show(found.value), shape, "FMT-26")
+            expected = "an object with one count per listed expert, layer by layer"
+            fields.report(Code.DIALECT, found.path, show(found.value), expected, "FMT-26")
             continue
         before = len(fields.problems)
-        lengths = {str(layer): len(ids) for layer, ids in listed.items()}
-        for key in [*found.value, *(key for key in lengths if key not in found.value)]:
-            counts, where = found.value.get(key), child(found.path, key)
-            counts = [] if counts is None else counts
-            if not isinstance(counts, list) or any(type(count) is not int for count in counts):
-                fields.report(Code.DIALECT, where, show(counts), "an array of integers", "FMT-26")
-            elif len(counts) != lengths.get(key, 0):
-                expected = f"{lengths.get(key, 0)} counts, one per listed expert"
-                fields.report(Code.DIALECT, where, f"{len(counts)} counts", expected, "FMT-26")
-            elif any(counts):
-                expected = "zeros: constants that change while the model runs are not supported"
-                fields.report(Code.EVOLVING, where, show(counts), expected, "FMT-26")
+        for layer in {**found.value, **lengths} if found.value else ():
+            counts = Found(child(found.path, layer), found.value.get(layer))
+            _check_counts(fields, counts, lengths.get(layer, 0))
         if len(fields.problems) == before:
-            fields.report(
-                Code.DIALECT, found.path, "zeros only", "nothing; the key is not needed",
-                "FMT-26", Severity.NOTE,
-            )  # fmt: skip
+            expected = "no such key: it has no effect"
+            fields.report(Code.DIALECT, found.path, "zeros only", expected, "FMT-26", Severity.NOTE)
+
+
+def _check_counts(fields: Fields, counts: Found, length: int) -> None:
+    """The counts of one layer: zeros, as many as listed experts; null is no counts."""
+    value = [] if counts.value is None else counts.value
+    if not isinstance(value, list) or any(type(count) is not int for count in value):
+        expected = "an array of integers"
+        fields.report(Code.DIALECT, counts.path, show(value), expected, "FMT-26")
+    elif len(value) != length:
+        expected = f"{length} counts, one per listed expert"
+        fields.report(Code.DIALECT, counts.path, f"{len(value)} counts", expected, "FMT-26")
+    elif any(value):
+        expected = "zeros: constants that change while the model runs are not supported"
+        fields.report(Code.EVOLVING, counts.path, show(value), expected, "FMT-26")
 
 
 def _warn_near_misses(fields: Fields) -> None:
     """Warn about keys that were probably meant as one of ours: they would go unread (FMT-23)."""
-    ours = {_letters(key): key for key in (APPROX, INIT_TOKENS, EXPLICIT[-1])}
+    ours = {_letters(path[-1]): ".".join(path) for path in ((APPROX,), (INIT_TOKENS,), EXPLICIT)}
     for path, holder in fields.holders:
         for key in holder:
             if key in (APPROX, INIT_TOKENS) or len(key) > 2 * len(INIT_TOKENS):
