@@ -69,6 +69,20 @@ def check(
     raise typer.Exit(1 if any(found.values()) else 0)
 
 
+@app.command("pin")
+def pin(
+    root: Annotated[Path, typer.Option("--root", help="Directory of fixtures.")],
+) -> None:
+    """Write SHA256SUMS for a directory of fixtures."""
+    try:
+        select(root, [])
+        pins.write(root)
+    except (RecipeError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"pinned {root / pins.PINS}")
+
+
 @app.command("list")
 def list_fixtures(root: Root = None, as_json: AsJson = False) -> None:
     """Name, sizes and substituted experts of every fixture."""

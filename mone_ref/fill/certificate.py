@@ -132,11 +132,22 @@ def check_headroom(
 
 
 def check_coverage(recipe: Recipe, oracle: Model, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise ``RecipeError`` when no token has none, some or all of its routes substituted."""
-    if recipe.is_plain:
-        return
-    missing = [kind for kind, count in coverage(oracle, prompts).items() if not count]
-    if recipe.top_k == 1:
-        missing = [kind for kind in missing if kind != "some"]
-    if missing:
-        raise RecipeError(f"{recipe.name}: no token with {missing[0]} routes substituted")
+    """Raise ``RecipeError`` when a kind of token that some layer can show is never shown."""
+    counts = coverage(oracle, prompts)
+    for kind in sorted(possible_kinds(oracle)):
+        if not counts[kind]:
+            raise RecipeError(
+                f"{recipe.name}: no token with {kind} of its routes substituted; "
+                "try another seed, or more or longer prompts"
+            )
+
+
+def possible_kinds(oracle: Model) -> set[str]:
+    """Which of none, some and all can occur, given top-k and the counts of each layer."""
+    k = oracle.config.model.top_k
+    kinds: set[str] = set()
+    for entry in oracle.substitution.layers.values():
+        kinds |= {"none"} if len(entry.retained) >= k else set()
+        kinds |= {"all"} if len(entry.substituted) >= k else set()
+        kinds |= {"some"} if k > 1 else set()
+    return kinds

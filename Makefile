@@ -1,0 +1,52 @@
+# Everything a fresh machine needs: `make conformance` gives the verdict, `make test` the tests.
+
+PYTHON  ?= python3
+TORCH   ?= torch==2.13.0
+BACKEND ?= reference
+ARGS    ?=
+
+VENV := .venv
+BIN  := $(VENV)/bin
+
+.PHONY: conformance test test-all lint format fixtures clean
+
+ifeq ($(BACKEND),vllm)
+conformance:
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh conformance/engines/setup-vllm.sh .venv-vllm
+	.venv-vllm/bin/mone-ref conform --backend=vllm $(ARGS)
+else
+conformance: $(VENV)/.conformance
+	$(BIN)/mone-ref conform --backend=$(BACKEND) $(ARGS)
+endif
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest tests $(ARGS)
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest tests -m "" $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+fixtures: $(VENV)/.dev
+	$(BIN)/mone-ref fixtures check
+
+$(VENV)/.conformance: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[conformance]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.conformance
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .venv-vllm build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

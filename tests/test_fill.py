@@ -1,0 +1,365 @@
+"""Recipes, generator, certificate, budgets and the pins: what each promises, and refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import mone_ref
+from mone_ref import experts
+from mone_ref.cli import application
+from mone_ref.errors import Rejected
+from mone_ref.fill import certificate, fixture, generator, pins
+from mone_ref.fill import recipe as recipes
+from mone_ref.fill.golden import budget
+from mone_ref.fill.recipe import RecipeError
+from mone_ref.fill.variants import UNIT_ROUNDOFF, Variant, all_variants, permuted, variants
+from mone_ref.loading import Model
+
+SMALL = {
+    "name": "tiny",
+    "family": "olmoe",
+    "seed": 12,
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 12,
+    "num_layers": 1,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "num_experts": 4,
+    "top_k": 2,
+    "substitution": {"0": [2, 0]},
+    "prompts": [8, 6],
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A user's own recipe, filled with its control."""
+    place = tmp_path_factory.mktemp("tiny")
+    return fixture.fill_pair(recipes.parse(SMALL), place)
+
+
+# -- generator
+
+
+def test_the_generator_is_the_one_that_is_specified():
+    # SHAKE-128 of "mone-ref 1|1|x" begins with these bytes (openssl dgst -shake128).
+    stream = bytes.fromhex(PINNED_STREAM)
+    signed = [byte - 256 if byte > 127 else byte for byte in stream]
+    assert generator.integers(1, "x", 16).tolist() == signed
+    values = generator.uniform(1, "x", (4, 4), -9)
+    assert values.reshape(-1).tolist() == [k / 512 for k in signed]
+    norms = generator.around_one(1, "x", (16,))
+    assert norms.tolist() == [1 + (k // 4) / 128 for k in signed]
+
+
+PINNED_STREAM = "d2dd9cb8de7c5187c8880a47feab9933"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_dtype_loads_the_same_numbers(fixtures, dtype):
+    for checkpoint in sorted(fixtures.glob("*/checkpoint")):
+        for tensor in load_file(checkpoint / "model.safetensors").values():
+            assert torch.equal(tensor.to(dtype).double(), tensor.double())
+
+
+# -- recipes
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"family": "gpt"}, "$.family"),
+        ({"seed": -1}, "$.seed"),
+        ({"seed": True}, "$.seed"),
+        ({"num_layers": 5}, "$.num_layers"),
+        ({"hidden": 3}, "hidden"),
+        ({"prompts": []}, "$.prompts"),
+        ({"prompts": [64]}, "$.prompts"),
+        ({"substitution": {"01": [1]}}, "01"),
+        ({"substitution": {"0": [-1]}}, "$.substitution"),
+        ({"substitution": [[1]]}, "$.substitution"),
+        ({"constant_seeds": {"0.1": 5}}, "0.1"),
+        ({"compute_types": ["int8"]}, "$.compute_types"),
+        ({"name": "../out"}, "$.name"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_with_the_field(change, words):
+    with pytest.raises(RecipeError) as refusal:
+        recipes.parse(SMALL | change)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"substitution": {"0": [4]}},
+        {"substitution": {"0": [1, 1]}},
+        {"substitution": {"1": [1]}},
+        {"substitution": {"0": [0, 1, 2, 3]}},
+        {"top_k": 5},
+        {"hidden_size": 34},
+        {"num_kv_heads": 3},
+    ],
+)
+def test_a_recipe_for_a_checkpoint_that_cannot_load_leaves_nothing_behind(tmp_path, change):
+    with pytest.raises(Rejected):
+        fixture.fill(recipes.parse(SMALL | change), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_that_shows_too_little_is_refused_and_leaves_nothing_behind(tmp_path):
+    # Two tokens in one layer cannot show none, some and all.
+    poor = recipes.parse(SMALL | {"prompts": [2]})
+    with pytest.raises(RecipeError, match="no token with .* try another seed"):
+        fixture.fill(poor, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_too_loud_for_float16_is_refused(tiny):
+    loud = recipes.parse(SMALL)
+    model = mone_ref.load(tiny[0].checkpoint)
+    prompts = [[1, 2, 3]]
+    certificate.check_headroom(loud, [Variant("float32", "plain", model)], prompts)
+    model.weights.layers[0].moe.experts.up *= 2.0**13
+    with pytest.raises(RecipeError, match="float16"):
+        certificate.check_headroom(loud, [Variant("float32", "plain", model)], prompts)
+    quiet_claim = recipes.parse(SMALL | {"compute_types": ["float32"]})
+    certificate.check_headroom(quiet_claim, [Variant("float32", "plain", model)], prompts)
+
+
+def test_an_existing_directory_is_never_written_to(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(RecipeError, match="exists already"):
+        fixture.fill(recipes.parse(SMALL), tmp_path)
+    assert list((tmp_path / "tiny").iterdir()) == []
+
+
+def test_recipes_survive_their_own_file(fixtures, tmp_path):
+    for path in sorted(fixtures.glob("*/recipe.yaml")):
+        one = recipes.read(path)
+        assert recipes.dump(one) == path.read_text()
+        assert recipes.parse(yaml.safe_load(recipes.dump(one))) == one
+
+
+# -- certificate
+
+
+def choice(ids, gap):
+    return certificate.Choice(torch.tensor(ids), torch.tensor(gap, dtype=torch.float64))
+
+
+def test_a_flip_is_another_set_or_less_than_half_the_gap_in_any_layer():
+    exact = [choice([[0, 1], [1, 2], [0, 3]], [0.2, 0.2, 0.2])]
+    assert certificate.first_flip(exact, exact) == 3
+    assert certificate.first_flip(exact, [choice([[0, 1], [1, 2], [1, 3]], [0.2] * 3)]) == 2
+    assert certificate.first_flip(exact, [choice(exact[0].ids.tolist(), [0.2, 0.09, 0.2])]) == 1
+    assert certificate.first_flip(exact, [choice(exact[0].ids.tolist(), [0.2, 0.1, 0.2])]) == 3
+    two_layers = [exact[0], choice([[0, 1]] * 3, [0.2] * 3)]
+    run = [exact[0], choice([[0, 2], [0, 1], [0, 1]], [0.2] * 3)]
+    assert certificate.first_flip(two_layers, run) == 0
+
+
+def test_every_pinned_prompt_is_certified_and_shows_all_kinds_of_tokens(fixtures):
+    for directory in sorted(path.parent for path in fixtures.glob("*/recipe.yaml")):
+        one = fixture.read(directory)
+        oracle = mone_ref.load(one.checkpoint, torch.float64)
+        pinned = one.golden()
+        prompts = [pinned[f"prompt.{i}.ids"].tolist() for i in range(len(one.recipe.prompts))]
+        assert [len(prompt) for prompt in prompts] == one.recipe.prompts
+        runs = all_variants(one.checkpoint, tuple(one.recipe.compute_types))
+        assert len(runs) == 8 * len(one.recipe.compute_types)
+        for prompt in prompts:
+            exact = certificate.choices(oracle, prompt)
+            for run in runs:
+                seen = certificate.choices(run.model, prompt)
+                assert certificate.first_flip(exact, seen) == len(prompt), run.name
+        certificate.check_coverage(one.recipe, oracle, prompts)
+
+
+def test_constants_are_as_loud_as_experts(fixtures):
+    """A quiet constant could be dropped unseen."""
+    for directory in sorted(path.parent for path in fixtures.glob("*/recipe.yaml")):
+        model = mone_ref.load(directory / "checkpoint", torch.float64)
+        for layer in model.substitution.layers:
+            moe = model.weights.layers[layer].moe
+            trace = {}
+            model.score([list(range(16))], trace.__setitem__)
+            x = trace[f"layers.{layer}.moe_in"]  # [T, H]
+            outputs = [
+                experts.mlp(x, moe.experts, row, model.precision)  # [T, H]
+                for row in range(moe.experts.rows)
+            ]
+            loudness = moe.constants.square().mean().sqrt()
+            assert 0.5 <= loudness / torch.stack(outputs).square().mean().sqrt() <= 2
+
+
+# -- budgets
+
+
+def test_a_budget_is_the_largest_run_floored_by_the_median_and_by_rounding():
+    truth = torch.zeros(3, 2, dtype=torch.float64)
+    logits = torch.full((3, 2), 8.0, dtype=torch.float64)
+    runs = torch.tensor(
+        [[[3.0, 4.0], [0.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 0.0], [2.0, 0.0]]]
+    )
+    token, top = budget(logits, truth, runs, unit=2.0**-3)
+    # rms: sqrt(25/2), 0, sqrt(4/2); median sqrt(2); rounding 8 / 8 = 1
+    assert token.tolist() == pytest.approx([12.5**0.5, 2**0.5, 2**0.5], rel=2**-50)
+    assert top.item() == 4.0
+    token, top = budget(logits, truth, 0 * runs, unit=2.0**-3)
+    assert token.tolist() == [1.0, 1.0, 1.0]
+    assert top.item() == 1.0
+
+
+def test_unit_roundoffs_are_those_of_the_types():
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        assert UNIT_ROUNDOFF[name] == torch.finfo(dtype).eps / 2
+    assert UNIT_ROUNDOFF["float16"] == torch.finfo(torch.float16).eps / 2 == UNIT_ROUNDOFF["tf32"]
+
+
+def test_permuted_runs_are_the_same_function(approx):
+    """In float64 a permutation moves only the order of sums."""
+    oracle = mone_ref.load(approx, torch.float64)
+    prompt = [3, 14, 15, 92, 65, 35]
+    truth = oracle.score([prompt])[0]
+    for seed in (1, 2):
+        other = Model(oracle.config, permuted(oracle, seed), oracle.precision)
+        moved = (other.score([prompt])[0] - truth).abs().max() / truth.abs().max()
+        assert 0 < moved <= fixture.GOLDEN_TOLERANCE
+
+
+def test_variants_come_in_their_fixed_order(approx):
+    assert [run.name for run in variants(approx, "bfloat16")] == [
+        "plain",
+        "router-softmax",
+        "each-route",
+        "residual-wide",
+        "attention-wide",
+        "wide-between-products",
+        "permuted-1",
+        "permuted-2",
+    ]
+
+
+# -- fixtures on disk
+
+
+def test_pinned_fixtures_are_rebuilt_byte_for_byte(fixtures, tmp_path):
+    # Two of nine here; `make fixtures` rebuilds all.
+    for name in ("olmoe-top20", "olmoe-twelve"):
+        pinned = fixture.read(fixtures / name)
+        again = fixture.fill(pinned.recipe, tmp_path)
+        assert fixture.differences(pinned, again) == []
+
+
+def test_a_control_shares_every_byte_but_those_of_substituted_experts(fixtures):
+    for directory in sorted(path.parent for path in fixtures.glob("*/recipe.yaml")):
+        one = fixture.read(directory)
+        if one.recipe.is_plain:
+            continue
+        stored = load_file(one.checkpoint / "model.safetensors")
+        plain = fixtures / one.recipe.control_name
+        control = load_file(plain / "checkpoint" / "model.safetensors")
+        constants = {name for name in stored if name.endswith("approx_value")}
+        assert len(constants) == sum(len(ids) for ids in one.recipe.substitution.values())
+        for name in stored.keys() - constants:
+            assert torch.equal(stored[name], control[name])
+        gone = control.keys() - stored.keys()
+        dropped = {name.rpartition(".experts.")[2].split(".")[0] for name in gone}
+        assert dropped == {str(e) for ids in one.recipe.substitution.values() for e in ids}
+
+
+def test_pins_hold_for_every_file_and_notice_every_change(fixtures, tmp_path):
+    assert pins.differences(fixtures) == []
+    shutil.copytree(fixtures / "olmoe-top20", tmp_path / "olmoe-top20")
+    assert pins.differences(tmp_path) == ["SHA256SUMS is missing"]
+    pins.write(tmp_path)
+    assert pins.differences(tmp_path) == []
+    config = tmp_path / "olmoe-top20" / "checkpoint" / "config.json"
+    config.write_text(config.read_text() + " ")
+    (tmp_path / "olmoe-top20" / "golden.safetensors").unlink()
+    (tmp_path / "extra").write_text("")
+    assert pins.differences(tmp_path) == [
+        "extra: not pinned",
+        "olmoe-top20/checkpoint/config.json: changed",
+        "olmoe-top20/golden.safetensors: lost",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "change", "words"),
+    [
+        ("prompt.0.ids", lambda t: t + 1, "another prompt"),
+        ("prompt.1.logprobs", lambda t: t * (1 + 1e-11), "off by"),
+        ("prompt.0.bfloat16.token", lambda t: t * 1.5, "budget"),
+        ("prompt.1.float32.max", lambda t: t / 1.5, "budget"),
+        ("prompt.0.logprobs", lambda t: t.float(), "float32"),
+    ],
+)
+def test_a_changed_number_is_noticed(tiny, tmp_path, tensor, change, words):
+    shutil.copytree(tiny[0].directory, tmp_path / "tiny")
+    golden = load_file(tmp_path / "tiny" / "golden.safetensors")
+    golden[tensor] = change(golden[tensor])
+    save_file(golden, tmp_path / "tiny" / "golden.safetensors", metadata={"format": "pt"})
+    found = fixture.differences(fixture.read(tmp_path / "tiny"), tiny[0])
+    assert len(found) == 1
+    assert tensor in found[0]
+    assert words in found[0]
+
+
+# -- the command, on a user's own recipe
+
+
+def test_the_command_fills_checks_and_lists_a_users_recipe(tmp_path):
+    run = CliRunner()
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(yaml.safe_dump(SMALL))
+    out = str(tmp_path / "out")
+    filled = run.invoke(application(["fixtures"]), ["fixtures", "fill", str(recipe), "--out", out])
+    assert filled.exit_code == 0, filled.output
+    listed = run.invoke(application(["fixtures"]), ["fixtures", "list", "--root", out, "--json"])
+    assert '"tiny"' in listed.output
+    assert '"tiny-plain"' in listed.output
+    checked = run.invoke(
+        application(["fixtures"]), ["fixtures", "check", "--root", out, "tiny", "tiny-plain"]
+    )
+    assert checked.exit_code == 0, checked.output
+    unpinned = run.invoke(application(["fixtures"]), ["fixtures", "check", "--root", out])
+    assert unpinned.exit_code == 1
+    assert "SHA256SUMS is missing" in unpinned.output
+    run.invoke(application(["fixtures"]), ["fixtures", "pin", "--root", out])
+    pinned = run.invoke(application(["fixtures"]), ["fixtures", "check", "--root", out, "--json"])
+    assert pinned.exit_code == 0, pinned.output
+    assert json.loads(pinned.output) == {"SHA256SUMS": [], "tiny": [], "tiny-plain": []}
+
+    config = tmp_path / "out" / "tiny" / "checkpoint" / "config.json"
+    config.write_text(config.read_text().replace("32", "32 "))
+    changed = run.invoke(application(["fixtures"]), ["fixtures", "check", "--root", out, "tiny"])
+    assert changed.exit_code == 1
+    assert "config.json: bytes differ" in changed.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fill", "absent.yaml", "--out", "out"],
+        ["check", "--root", "absent"],
+        ["check", "no-such-fixture"],
+        ["list", "--root", "absent"],
+    ],
+)
+def test_the_command_answers_mistakes_in_one_line(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(application(["fixtures"]), ["fixtures", *arguments])
+    assert done.exit_code == 1
+    assert done.output.startswith("error: ")
+    assert "Traceback" not in done.output
+    assert list(tmp_path.iterdir()) == []
