@@ -1,0 +1,152 @@
+"""What an engine did with one checkpoint: its answers in three orders, or why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from mone_ref.backend import Backend, LoadOptions, Scores, Session, capable
+from mone_ref.errors import Phase
+from mone_ref.suite.compare import form_fault, last_row_absent
+from mone_ref.suite.guard import Failure, Guard
+
+METHODS = ("update", "reload", "expert_rows")
+Prompts = Sequence[Sequence[int]]
+Answers = tuple[Scores, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One load, the same prompts in every order, and the close.
+
+    ``answers`` maps ``alone``, ``together`` and ``reversed`` to one answer per prompt,
+    always in the order of the prompts; it is empty after a ``failure``. ``rows`` is what
+    ``expert_rows`` said, None where the engine cannot tell. ``abilities`` are the optional
+    methods of its session. ``closing`` is a failure to close.
+    """
+
+    failure: Failure | None = None
+    answers: Mapping[str, Answers] = field(default_factory=dict)
+    rows: Mapping[int, int] | Failure | None = None
+    abilities: frozenset[str] = frozenset()
+    closing: Failure | None = None
+
+    @property
+    def fault(self) -> str:
+        """Why this load does not vouch for another one: it failed, or is no finite answer."""
+        if self.failure is not None:
+            return f"{self.failure.kind}: {self.failure.first_line}"
+        for order, answers in self.answers.items():
+            for index, scores in enumerate(answers):
+                fault = finite_fault(scores)
+                if fault:
+                    return f"prompt {index}, {order}: {fault}"
+        return ""
+
+
+def finite_fault(scores: Scores) -> str:
+    """Why an answer is not even finite numbers."""
+    fault = form_fault(scores, scores.logprobs.shape[0])
+    if fault:
+        return fault
+    rows = scores.logprobs[:-1] if last_row_absent(scores.logprobs) else scores.logprobs
+    return "" if rows.isfinite().all() else "the answer holds NaN or infinity"
+
+
+@dataclass
+class Opened:
+    """A session, or why there is none; ``closing`` is known once the block is left."""
+
+    session: Session | Failure
+    closing: Failure | None = None
+
+
+class Engine:
+    """A backend whose every call is guarded."""
+
+    def __init__(self, backend: Backend, guard: Guard) -> None:
+        self.backend = backend
+        self.guard = guard
+
+    @contextmanager
+    def open(self, checkpoint: Path, options: LoadOptions) -> Iterator[Opened]:
+        """Load a checkpoint; the session is closed whatever happens in the block."""
+        opened = Opened(self.guard.call(Phase.LOAD, lambda: self._load(checkpoint, options)))
+        try:
+            yield opened
+        finally:
+            if isinstance(opened.session, Session):
+                closed = self.guard.call(Phase.RUN, opened.session.close)
+                opened.closing = closed if isinstance(closed, Failure) else None
+
+    def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        session = self.backend.load(checkpoint, options)
+        if not isinstance(session, Session):
+            raise TypeError(f"load() returned {type(session).__name__}, not a Session")
+        return session
+
+    def score(self, session: Session, prompts: Prompts) -> Answers | Failure:
+        """Answers to prompts in one batch."""
+        return self.guard.call(Phase.RUN, lambda: snapshot(session, prompts))
+
+    def answers(self, session: Session, prompts: Prompts) -> dict[str, Answers] | Failure:
+        """Answers with prompts alone, together and in reverse order."""
+        alone: list[Scores] = []
+        for prompt in prompts:
+            answer = self.score(session, [prompt])
+            if isinstance(answer, Failure):
+                return answer
+            alone += answer
+        together = self.score(session, prompts)
+        if isinstance(together, Failure):
+            return together
+        backwards = self.score(session, prompts[::-1])
+        if isinstance(backwards, Failure):
+            return backwards
+        return {"alone": tuple(alone), "together": together, "reversed": backwards[::-1]}
+
+    def rows(self, session: Session) -> Mapping[int, int] | Failure | None:
+        """Allocated expert rows per layer, where the engine can tell."""
+        if not capable(session, "expert_rows"):
+            return None
+        return self.guard.call(Phase.LOAD, lambda: dict(session.expert_rows()))
+
+    def attempt(self, checkpoint: Path, prompts: Prompts, options: LoadOptions) -> Attempt:
+        """Load, ask and close."""
+        with self.open(checkpoint, options) as opened:
+            if isinstance(opened.session, Failure):
+                return Attempt(opened.session)
+            session = opened.session
+            abilities = frozenset(name for name in METHODS if capable(session, name))
+            rows = self.rows(session)
+            answers = self.answers(session, prompts)
+        if isinstance(answers, Failure):
+            return Attempt(answers, rows=rows, abilities=abilities, closing=opened.closing)
+        return Attempt(None, answers, rows, abilities, opened.closing)
+
+    def change(self, session: Session, phase: Phase, what: Mapping[str, Tensor] | Path) -> object:
+        """Update with tensors, or reload a checkpoint. A ``Failure``, or the ignored result."""
+        if isinstance(what, Path):
+            return self.guard.call(phase, lambda: session.reload(what))
+        return self.guard.call(phase, lambda: session.update(what))
+
+
+def snapshot(session: Session, prompts: Prompts) -> Answers:
+    """Score, and copy: an engine may reuse its buffers. Raises ``TypeError``."""
+    answers = session.score([list(prompt) for prompt in prompts])
+    if not isinstance(answers, list) or len(answers) != len(prompts):
+        found = f"{len(answers)} answers" if isinstance(answers, list) else type(answers).__name__
+        raise TypeError(f"score() returned {found} for {len(prompts)} prompts")
+    return tuple(copied(answer) for answer in answers)
+
+
+def copied(scores: Scores) -> Scores:
+    """An answer on the CPU that nothing else can change."""
+    if not isinstance(scores, Scores):
+        raise TypeError(f"score() returned {type(scores).__name__}, not Scores")
+    ids = None if scores.ids is None else scores.ids.detach().cpu().clone()
+    return Scores(scores.logprobs.detach().cpu().clone(), ids)

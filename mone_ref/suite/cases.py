@@ -1,0 +1,243 @@
+"""Case files: what is loaded, what is done with it, what an engine must do.
+
+One YAML file per case below ``conformance/cases``, checked against
+``conformance/case.schema.json``. The id of a case is its path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from mone_ref.backend import FEATURES
+from mone_ref.errors import Phase, show
+from mone_ref.suite.edits import Edit
+from mone_ref.suite.errormap import CODES, group
+
+
+class CaseError(ValueError):
+    """A case file that cannot be used; names the file and the place in it."""
+
+
+class Kind(StrEnum):
+    """What is done with the checkpoint."""
+
+    OUTPUT = "output"
+    CONTROL = "control"
+    ROWS = "rows"
+    REFUSAL = "refusal"
+    UPDATE = "update"
+    UPDATE_REFUSAL = "update-refusal"
+    RELOAD_REFUSAL = "reload-refusal"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the engine must do.
+
+    ``groups`` are the code groups of a refusal, of which one must be named, no later
+    than ``phase``; empty where nothing is refused. ``or_conforming`` also allows right
+    answers; ``then_unchanged`` judges the answers after the refusal.
+    """
+
+    groups: frozenset[str] = frozenset()
+    phase: Phase = Phase.LOAD
+    or_conforming: bool = False
+    then_unchanged: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is handed to ``update`` or ``reload``: another fixture, after edits."""
+
+    source: str
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case file.
+
+    ``twin`` is resolved: the fixture and edits that must load and answer for a refusal
+    to prove something. ``dtypes`` is ``each``, ``first`` or a tuple of names.
+    """
+
+    id: str
+    kind: Kind
+    statement: str
+    why: str
+    clauses: tuple[str, ...]
+    fixture: str
+    expected: Expected
+    edits: tuple[Edit, ...] = ()
+    change: Change | None = None
+    twin: tuple[str, tuple[Edit, ...]] | None = None
+    requires: tuple[str, ...] = ()
+    features: frozenset[str] = frozenset()
+    kills: tuple[str, ...] = ()
+    dtypes: str | tuple[str, ...] = "each"
+
+    @property
+    def control(self) -> str:
+        """The plain sibling of the fixture (GEN-3)."""
+        return f"{self.fixture}-plain"
+
+    def dtypes_of(self, offered: Sequence[str]) -> tuple[str, ...]:
+        """At which of the offered dtypes the case runs; those it names itself, offered or not."""
+        if isinstance(self.dtypes, tuple):
+            return self.dtypes
+        return tuple(offered) if self.dtypes == "each" else tuple(offered[:1])
+
+
+def load(root: Path) -> tuple[Case, ...]:
+    """All cases below ``root/conformance/cases``, by id. Raises ``CaseError``.
+
+    Checked beyond the schema: the id is the path, codes and features exist, fixtures
+    exist, controls exist for judged answers, and a twin is an output case or a fixture.
+    """
+    directory = root / "conformance" / "cases"
+    validator = read_schema(root / "conformance" / "case.schema.json")
+    documents = {
+        path.relative_to(directory).with_suffix("").as_posix(): read_document(path, validator)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+    if not documents:
+        raise CaseError(f"{directory}: no case")
+    fixtures = {path.parent.name for path in (root / "fixtures").glob("*/golden.safetensors")}
+    cases = []
+    for name, document in documents.items():
+        for place, fault in faults(name, document, documents, fixtures):
+            raise CaseError(f"{directory / name}.yaml: {place}: {fault}")
+        cases.append(build(document, documents))
+    return tuple(cases)
+
+
+def read_schema(path: Path) -> jsonschema.Draft202012Validator:
+    """The validator for case files."""
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def read_document(path: Path, validator: jsonschema.Draft202012Validator) -> dict[str, Any]:
+    """One case file, checked against the schema. Raises ``CaseError``."""
+    if path.suffix != ".yaml":
+        raise CaseError(f"{path}: only .yaml files may lie here")
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CaseError(f"{path}: {' '.join(str(error).split())}") from error
+    broken = jsonschema.exceptions.best_match(validator.iter_errors(document))
+    if broken is not None:
+        raise CaseError(f"{path}: {broken.json_path}: {show(broken.message, 300)}")
+    checked: dict[str, Any] = document
+    return checked
+
+
+class StrictLoader(yaml.SafeLoader):
+    """YAML without repeated keys: the last of two would win silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As the base class; raises ``yaml.YAMLError`` on a repeated key."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.YAMLError(f"key {key!r} stands twice{key_node.start_mark}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def faults(
+    name: str,
+    document: Mapping[str, Any],
+    documents: Mapping[str, Mapping[str, Any]],
+    fixtures: Collection[str],
+) -> Iterator[tuple[str, str]]:
+    """JSON path and message for what the schema cannot see."""
+    if document["id"] != name:
+        yield "$.id", f"{document['id']} is not the path of the file, {name}"
+    rejected = document["expect"].get("rejected", {})
+    for code in as_list(rejected.get("code", [])):
+        if code not in CODES:
+            yield "$.expect.rejected.code", f"no such code: {code}"
+    for feature in document.get("features", []):
+        if feature not in FEATURES:
+            yield "$.features", f"no such feature: {feature}"
+    yield from fixture_faults(document, fixtures)
+    twin = document.get("twin", document["fixture"])
+    if twin not in fixtures and documents.get(twin, {}).get("kind") != Kind.OUTPUT:
+        yield "$.twin", f"{twin} is neither an output case nor a fixture"
+
+
+def fixture_faults(
+    document: Mapping[str, Any], fixtures: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Fixtures that a case needs and that do not exist."""
+    needed = {"$.fixture": document["fixture"]}
+    if "change" in document:
+        needed["$.change.from"] = document["change"]["from"]
+    if document["kind"] in (Kind.OUTPUT, Kind.UPDATE) or "or" in document["expect"]:
+        needed["$.fixture (its control)"] = f"{document['fixture']}-plain"
+    for place, fixture in needed.items():
+        if fixture not in fixtures:
+            yield place, f"no such fixture: {fixture}"
+
+
+def build(document: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> Case:
+    """A case from its checked document."""
+    kind = Kind(document["kind"])
+    refusal = kind in (Kind.REFUSAL, Kind.UPDATE_REFUSAL, Kind.RELOAD_REFUSAL)
+    dtypes = document.get("dtypes", "first" if refusal else "each")
+    change = document.get("change")
+    return Case(
+        id=document["id"],
+        kind=kind,
+        statement=document["statement"],
+        why=" ".join(document["why"].split()),
+        clauses=tuple(document["clauses"]),
+        fixture=document["fixture"],
+        expected=build_expected(document["expect"]),
+        edits=tuple(document.get("edits", ())),
+        change=Change(change["from"], tuple(change.get("edits", ()))) if change else None,
+        twin=build_twin(document["twin"], documents) if "twin" in document else None,
+        requires=tuple(document.get("requires", ())),
+        features=frozenset(document.get("features", ())),
+        kills=tuple(document.get("kills", ())),
+        dtypes=dtypes if isinstance(dtypes, str) else tuple(dtypes),
+    )
+
+
+def build_expected(expect: Mapping[str, Any]) -> Expected:
+    """The expectation in a case file; codes count by their group."""
+    rejected = expect.get("rejected")
+    if rejected is None:
+        return Expected()
+    return Expected(
+        groups=frozenset(group(code) for code in as_list(rejected["code"])),
+        phase=Phase(rejected["phase"]),
+        or_conforming="or" in expect,
+        then_unchanged="then" in expect,
+    )
+
+
+def build_twin(
+    name: str, documents: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, tuple[Edit, ...]]:
+    """Fixture and edits of a twin, which is an output case or a fixture itself."""
+    if name in documents:
+        return documents[name]["fixture"], tuple(documents[name].get("edits", ()))
+    return name, ()
+
+
+def as_list(value: str | list[str]) -> list[str]:
+    """One code, or several."""
+    return [value] if isinstance(value, str) else value
