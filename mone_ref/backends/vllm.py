@@ -206,7 +206,7 @@ def engine_arguments(checkpoint: Path, options: LoadOptions, cuda: bool) -> dict
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
         "enforce_eager": True,
-        "max_model_len": options.max_tokens,
+        "max_model_len": options.max_tokens + 1,  # the last row costs one generated token
         "max_num_seqs": options.max_prompts,
         "max_logprobs": -1,
         "enable_prefix_caching": False,
