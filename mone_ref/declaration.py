@@ -18,7 +18,7 @@ from mone_ref.strict_json import child
 
 APPROX = "approximate_experts"
 
-LAYER_KEY = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+LAYER_KEY = re.compile(r"0|[1-9][0-9]*")
 LAYER_DIGITS = 9
 """A layer key with more digits is beyond any model, and int() refuses very long ones."""
 

@@ -117,7 +117,7 @@ def _warn_near_misses(fields: Fields) -> None:
     ours = {_letters(path[-1]): ".".join(path) for path in ((APPROX,), (INIT_TOKENS,), EXPLICIT)}
     for path, holder in fields.holders:
         for key in holder:
-            if key in (APPROX, INIT_TOKENS) or len(key) > 2 * len(INIT_TOKENS):
+            if key in (APPROX, INIT_TOKENS):
                 continue
             for match in difflib.get_close_matches(_letters(key), ours, n=1, cutoff=0.8):
                 expected = f"{ours[match]}, if that was meant; this key is not read"
