@@ -48,8 +48,14 @@ def plain(dtype: torch.dtype, *, tf32: bool = False) -> Precision:
 
 
 def cast_points(base: Precision) -> dict[str, Precision]:
-    """The six cast points of the number rule, by name, around a ``plain`` precision."""
+    """The cast points of the number rule around a ``plain`` precision, by name.
+
+    Six for a 16-bit type. In float32 only the plain run is left: the others move a
+    rounding that is not there.
+    """
     dtype, wide = base.params, base.wide
+    if dtype == wide:
+        return {"plain": base}
     return {
         "plain": base,
         "router-softmax": replace(base, router=dtype),

@@ -247,6 +247,9 @@ def test_variants_come_in_their_fixed_order(approx):
         "permuted-1",
         "permuted-2",
     ]
+    for name in ("float32", "tf32"):
+        orders = [run.name for run in variants(approx, name)]
+        assert orders == ["plain", *(f"permuted-{seed}" for seed in range(1, 8))]
 
 
 # -- fixtures on disk

@@ -33,8 +33,8 @@ def test_tf32_leaves_nan_and_infinity_alone():
     assert found[2].isnan()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_cast_points_are_six_named_runs_around_the_plain_one(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_16_bit_type_has_six_distinct_cast_points(dtype):
     points = cast_points(plain(dtype))
     assert list(points) == [
         "plain",
@@ -44,9 +44,14 @@ def test_cast_points_are_six_named_runs_around_the_plain_one(dtype):
         "attention-wide",
         "wide-between-products",
     ]
-    assert points["plain"].wide == (torch.float64 if dtype == torch.float64 else torch.float32)
-    if dtype in (torch.bfloat16, torch.float16):
-        assert len(set(points.values())) == 6
+    assert len(set(points.values())) == 6
+    assert points["plain"].wide == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_wide_type_has_nothing_to_move(dtype):
+    assert list(cast_points(plain(dtype))) == ["plain"]
+    assert plain(dtype).wide == dtype
 
 
 def test_a_product_rounds_its_inputs_to_the_weights_and_its_result_to_between():

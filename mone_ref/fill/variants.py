@@ -1,7 +1,9 @@
-"""The low-precision runs of the number rule: six cast points and two permutations.
+"""The eight low-precision runs of the number rule: cast points and permutations.
 
 Each is the oracle with one switch moved, or the oracle on permuted columns. Together they
-span what an honest engine may round differently at one compute type.
+span what an honest engine may round differently at one compute type. A 16-bit type has six
+cast points and two permutations; float32 and TF32 have one and seven, since there only the
+order of sums is left to choose.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ UNIT_ROUNDOFF = {
     "float16": 2.0**-11,
 }
 
-PERMUTATION_SEEDS = (1, 2)
+RUNS = 8
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ def variants(checkpoint: Path, compute_type: str) -> Iterator[Variant]:
     """The eight runs of one compute type, in their fixed order."""
     base = loading.load(checkpoint, STORAGE[compute_type])
     plain = precision.plain(base.precision.params, tf32=compute_type == "tf32")
-    for name, cast_point in precision.cast_points(plain).items():
+    cast_points = precision.cast_points(plain)
+    for name, cast_point in cast_points.items():
         yield Variant(compute_type, name, Model(base.config, base.weights, cast_point))
-    for seed in PERMUTATION_SEEDS:
+    for seed in range(1, RUNS - len(cast_points) + 1):
         weights = permuted(base, seed)
         yield Variant(compute_type, f"permuted-{seed}", Model(base.config, weights, plain))
 
