@@ -136,5 +136,5 @@ def missing_shards(index: Index, present: set[str]) -> Iterator[Problem]:
     """Every shard that the index names and the directory lacks, with what it would hold."""
     for shard, names in index.shards.items():
         if shard not in present:
-            found = f"no such file, which holds {count(len(names), 'tensor')}"
+            found = f"no such file, for {count(len(names), 'tensor')}"
             yield fault(Code.MISSING_SHARD, shard, "file", found, f"the shard that {NAME} names")

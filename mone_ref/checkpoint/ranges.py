@@ -25,7 +25,8 @@ def problems(
     if misplaced:
         yield from misplaced
         yield from _past_end(ordered, file, size)
-    elif size != data_end:
+        return
+    if size != data_end:
         found, expected = f"a file of {size} bytes", f"{data_end} bytes, as its header says"
         yield fault(Code.TRUNCATED, file, "file", found, expected)
     yield from _misaligned(ordered, file)
