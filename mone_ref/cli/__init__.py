@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,13 +18,7 @@ COMMANDS = tuple(
 )
 
 # What a missing package belongs to: commands need more than the library does.
-EXTRAS = {
-    "click": "cli",
-    "rich": "cli",
-    "typer": "cli",
-    "jsonschema": "conformance",
-    "pytest": "conformance",
-}
+EXTRAS = {"rich": "cli", "typer": "cli", "jsonschema": "conformance", "pytest": "conformance"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,31 +29,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app = application(words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS)
+        app = application(words[0] if words and words[0] in COMMANDS else None)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+        install = _installation(error)
+        if install is None:
             raise
-        message = f'error: {error.name} is not installed: pip install "mone-ref[{extra}]"'
-        print(message, file=sys.stderr)
+        print(f"error: {error.name} is not installed: {install}", file=sys.stderr)
         sys.exit(2)
     app(words, prog_name="mone-ref")
 
 
-def application(commands: Iterable[str]) -> typer.Typer:
-    """The typer app with some of the subcommands; raises ModuleNotFoundError."""
+def application(command: str | None = None) -> typer.Typer:
+    """The typer app with one subcommand, or with all that can be imported.
+
+    Raises ModuleNotFoundError when typer, or a package of the one subcommand, is absent.
+    """
     import typer
 
+    absent: dict[str, str] = {}
+    modules = []
+    for name in COMMANDS if command is None else [command]:
+        try:
+            modules.append(importlib.import_module(f"{__name__}.{name}"))
+        except ModuleNotFoundError as error:
+            install = _installation(error)
+            if install is None or command is not None:
+                raise
+            absent[name] = install
     app = typer.Typer(
         help="Reference implementation and conformance suite for expert substitution (MoNE).",
+        epilog="; ".join(f"{name}: {install}" for name, install in absent.items()) or None,
         no_args_is_help=True,
         add_completion=False,
+        rich_markup_mode=None,  # markup would eat the brackets of "mone-ref[cli]"
         pretty_exceptions_enable=False,
     )
     app.callback()(_group)
-    for name in commands:
-        importlib.import_module(f"{__name__}.{name}").register(app)
+    for module in modules:
+        module.register(app)
     return app
+
+
+def _installation(error: ModuleNotFoundError) -> str | None:
+    """The command that installs what is missing, if an extra does."""
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    return f'pip install "mone-ref[{extra}]"' if extra else None
 
 
 def _group() -> None:
