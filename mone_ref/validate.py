@@ -78,7 +78,10 @@ def check(directory: Path | str, dtype: str | None = None) -> Report:
     except Rejected as rejected:
         problems = [*rejected.problems, *checkpoint.problems]
     if config is not None and not checkpoint.errors:
-        problems += tensor_problems(config, checkpoint, dtype)
+        try:
+            problems += tensor_problems(config, checkpoint, dtype)
+        except Rejected as changed:  # a file changed while it was read
+            problems += changed.problems
     return Report(tuple(problems), config, checkpoint)
 
 
@@ -111,14 +114,11 @@ def missing_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Proble
     """Every substituted expert has its constant (LOAD-7)."""
     for layer in config.substitution.layers.values():
         for expert in layer.substituted:
-            if layer.constants[expert] not in checkpoint.tensors:
+            name = layer.constants[expert]
+            if name not in checkpoint.tensors:
+                expected = f"the constant of substituted expert {expert} of layer {layer.layer}"
                 yield _problem(
-                    Code.MISSING_CONSTANT,
-                    checkpoint,
-                    layer.constants[expert],
-                    "nothing",
-                    f"the constant of substituted expert {expert} of layer {layer.layer}",
-                    "LOAD-7",
+                    Code.MISSING_CONSTANT, checkpoint, name, "nothing", expected, "LOAD-7"
                 )
 
 
@@ -308,11 +308,10 @@ def tied_head(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     stored = EMBEDDING in checkpoint.tensors and HEAD in checkpoint.tensors
     if not config.model.tie_word_embeddings or not stored:
         return
-    found, expected = "a head that differs from the embeddings", "none: tie_word_embeddings is true"
-    if _equal(checkpoint, EMBEDDING, HEAD):
-        found, severity = "a copy of the embeddings", Severity.NOTE
-    else:
-        severity = Severity.ERROR
+    equal = _equal(checkpoint, EMBEDDING, HEAD)
+    found = "a copy of the embeddings" if equal else "a head that differs from the embeddings"
+    expected = "none: tie_word_embeddings is true"
+    severity = Severity.NOTE if equal else Severity.ERROR
     yield _problem(Code.TIED_HEAD, checkpoint, HEAD, found, expected, "", severity)
 
 
@@ -325,18 +324,13 @@ def non_finite_routers(config: Config, checkpoint: Checkpoint) -> Iterator[Probl
             continue
         bad = ~np.isfinite(dtypes.decode(checkpoint.read(name), entry.dtype))  # [E * H]
         if bad.any():
-            rows = np.unique(np.flatnonzero(bad) // config.model.hidden_size)
-            total = count(int(bad.sum()), "value")
-            found = f"{total} of NaN or infinity, for experts {show(rows.tolist())}"
-            yield _problem(
-                Code.NON_FINITE_ROUTER,
-                checkpoint,
-                name,
-                found,
+            rows = np.unique(np.flatnonzero(bad) // config.model.hidden_size).tolist()
+            total, warning = count(int(bad.sum()), "value"), Severity.WARNING
+            found, expected = (
+                f"{total} of NaN or infinity, for experts {show(rows)}",
                 "finite values",
-                "",
-                Severity.WARNING,
             )
+            yield _problem(Code.NON_FINITE_ROUTER, checkpoint, name, found, expected, "", warning)
 
 
 # -- tensors that nothing reads
@@ -348,15 +342,8 @@ def unbuilt_layers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     if unbuilt:
         found = f"{some(unbuilt, 'tensor')} of layers that are not built"
         expected = f"layers 0 to {config.model.num_layers - 1} (others are skipped)"
-        yield _problem(
-            Code.UNKNOWN_TENSOR,
-            checkpoint,
-            unbuilt[0],
-            found,
-            expected,
-            "LOAD-4",
-            Severity.NOTE,
-        )
+        where, note = unbuilt[0], Severity.NOTE
+        yield _problem(Code.UNKNOWN_TENSOR, checkpoint, where, found, expected, "LOAD-4", note)
 
 
 def unknown_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:

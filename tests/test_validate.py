@@ -19,7 +19,7 @@ import pytest
 from handmade import ONE, bf16, index, safetensors, write
 
 from mone_ref import validate
-from mone_ref.checkpoint import dtypes
+from mone_ref.checkpoint import Checkpoint, dtypes
 from mone_ref.errors import Code, Phase, Problem, Severity
 
 ROOT = Path(__file__).parent.parent
@@ -508,6 +508,16 @@ def test_a_broken_file_is_reported_alone(tmp_path: Path) -> None:
     directory = Draft().write(tmp_path)
     (directory / FILE).write_bytes(b"")
     assert findings(directory) == [(Code.TRUNCATED, E, "file", "")]
+
+
+def test_a_file_that_changes_while_it_is_checked_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Draft().write(tmp_path)
+    opened = Checkpoint.open(directory)
+    (directory / FILE).write_bytes(b"")
+    monkeypatch.setattr(Checkpoint, "open", lambda _: opened)
+    assert findings(directory) == [(Code.TRUNCATED, E, C1, "")]
 
 
 def test_no_directory_is_one_problem(tmp_path: Path) -> None:
