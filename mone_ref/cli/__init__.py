@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,11 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = tuple(
-    name
-    for name in ("validate", "fixtures", "conform", "spec")
-    if importlib.util.find_spec(f"{__name__}.{name}")
-)
+COMMANDS = ("validate", "fixtures", "conform", "spec")
 
 # What a missing package belongs to: commands need more than the library does.
 EXTRAS = {"rich": "cli", "typer": "cli", "jsonschema": "conformance", "pytest": "conformance"}
