@@ -410,7 +410,7 @@ def _readable_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Tens
 
 def _is_listed(config: Config, layer: int, expert: int | None) -> bool:
     entry = config.substitution.layers.get(layer)
-    return entry is not None and expert in entry.listed
+    return entry is not None and expert in entry.constants
 
 
 def _is_built(config: Config, name: str) -> bool:
