@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from math import isfinite
 from typing import Any
 
 from mone_ref.suite.compare import Numbers
@@ -14,7 +15,7 @@ class Outcome(StrEnum):
 
     doc: str
 
-    def __new__(cls, value: str, doc: str) -> Outcome:
+    def __new__(cls, value: str, doc: str = "") -> Outcome:
         """A member whose value is its first argument."""
         member = str.__new__(cls, value)
         member._value_ = value
@@ -74,5 +75,9 @@ class Result:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "outcome": str(self.outcome), "codes": list(self.codes)}
+        """JSON-ready; a number that JSON does not have becomes null."""
+        numbers = asdict(self.numbers) if self.numbers else None
+        if numbers:
+            numbers = {key: value if isfinite(value) else None for key, value in numbers.items()}
+        plain = {"outcome": str(self.outcome), "codes": list(self.codes), "numbers": numbers}
+        return asdict(self) | plain

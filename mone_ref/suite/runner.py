@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mone_ref.config import LayerSubstitution
 from mone_ref.errors import Phase
 from mone_ref.suite import golden, judge
 from mone_ref.suite.attempt import Attempt, Engine
-from mone_ref.suite.cases import Case, CaseError, Change, Kind
+from mone_ref.suite.cases import Case, CaseError, Change, Expected, Kind
 from mone_ref.suite.compare import change_fault
 from mone_ref.suite.edits import Edit, EditError, changed_tensors, edited
 from mone_ref.suite.errormap import ErrorMap
@@ -35,11 +35,13 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: seconds per call, and arguments that go to the engine verbatim."""
+    """How to run: seconds per call, arguments that go to the engine verbatim, the engine's
+    own words, and the dtypes of the run (all of the engine, when empty)."""
 
     time_limit: float = 120.0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     error_map: ErrorMap = field(default_factory=ErrorMap)
+    dtypes: tuple[str, ...] = ()
 
 
 class Harness:
@@ -88,6 +90,8 @@ class Harness:
         """Why the engine cannot be asked, as far as it is known before loading."""
         if dtype not in self.info.compute:
             return not_applicable(f"the engine does not run {dtype}")
+        if self.options.dtypes and dtype not in self.options.dtypes:
+            return not_applicable(f"{dtype} is not part of this run")
         unknown = sorted(case.features - self.info.features)
         if unknown:
             return not_applicable(f"the engine does not know {', '.join(unknown)}")
@@ -168,52 +172,40 @@ class Harness:
     def _refused_change(self, case: Case, dtype: str) -> Judgement:
         """An update or reload that must be refused, and what the model answers then."""
         assert case.change is not None
+        # Before the session opens: an engine need not hold two models.
+        differs = self._control_differs(case, dtype) if case.expected.or_conforming else None
         with self._open(case.fixture, (case.fixture, case.change.source), dtype) as opened:
             if isinstance(opened.session, Failure):
                 return judge.of_failure(opened.session)
-            judgement = self._try_change(case, case.change, opened.session, dtype)
+            session = opened.session
+            before = Before(self.engine, session, self._golden(case.fixture).ids)
+            if before.failure:
+                judgement = judge.of_failure(before.failure)
+            else:
+                changed = self._try_change(case.change, PHASES[case.kind], session, case.fixture)
+                if isinstance(changed, Failure):
+                    judgement = before.judge_refusal(changed, case.expected)
+                else:
+                    judgement = self._accepted_change(case, session, dtype)
+                    if case.expected.or_conforming and differs:
+                        judgement = differs
         return judge.closed(judgement, opened.closing)
 
-    def _try_change(self, case: Case, change: Change, session: Session, dtype: str) -> Judgement:
-        prompts = self._golden(case.fixture).ids
-        before = self.engine.score(session, prompts)
-        if isinstance(before, Failure):
-            return judge.of_failure(before)
-        again = self.engine.score(session, prompts)
-        if isinstance(again, Failure):
-            return judge.of_failure(again)
-        phase = PHASES[case.kind]
-        if phase is Phase.RELOAD:
-            with edited(self._checkpoint(change.source), change.edits) as directory:
-                changed = self.engine.change(session, phase, directory)
-        else:
-            changed = self.engine.change(session, phase, self._change(case.fixture, change))
-        if not isinstance(changed, Failure):
-            return self._accepted_change(case, change, session, dtype)
-        judgement = judge.of_refusal(changed, case.expected)
-        if judgement.outcome is not Outcome.OK or not case.expected.then_unchanged:
-            return judgement
-        if fault := change_fault(before, again):
-            found = f"asked twice, the engine answers differently even without a change: {fault}"
-            return Judgement(Outcome.NOT_JUDGED, found)
-        after = self.engine.score(session, prompts)
-        if isinstance(after, Failure):
-            return judge.of_failure(after)
-        fault = change_fault(before, after)
-        if fault:
-            return Judgement(Outcome.MISMATCH, f"after the refusal: {fault}", judgement.failure)
-        return judgement
+    def _try_change(self, change: Change, phase: Phase, session: Session, fixture: str) -> object:
+        if phase is Phase.UPDATE:
+            return self.engine.change(session, phase, self._change(fixture, change))
+        with edited(self._checkpoint(change.source), change.edits) as directory:
+            return self.engine.change(session, phase, directory)
 
-    def _accepted_change(
-        self, case: Case, change: Change, session: Session, dtype: str
-    ) -> Judgement:
-        expected = self._golden(change.source)
+    def _accepted_change(self, case: Case, session: Session, dtype: str) -> Judgement:
+        assert case.change is not None
+        expected = self._golden(case.change.source)
         judgement = self._judged(self.engine.answers(session, expected.ids), expected, dtype)
         if not case.expected.or_conforming:
-            return wrongly_accepted(f"accepted; against {change.source}: {judgement.found}")
+            return wrongly_accepted(f"accepted; against {case.change.source}: {judgement.found}")
         if case.expected.then_unchanged:
             return Judgement(Outcome.NOT_EXERCISED, "accepted: no refusal to look behind")
-        return self._control_differs(case, dtype) or judgement
+        return judgement
 
     # -- pieces
 
@@ -285,6 +277,38 @@ class Harness:
     def _layers(self, fixture: str) -> Mapping[int, LayerSubstitution]:
         """The substituted layers of a fixture."""
         return config.read(self._checkpoint(fixture)).substitution.layers
+
+
+class Before:
+    """What a session answered before a change that it must refuse, asked twice."""
+
+    def __init__(self, engine: Engine, session: Session, prompts: list[list[int]]) -> None:
+        self.engine, self.session, self.prompts = engine, session, prompts
+        self.first = engine.score(session, prompts)
+        self.second = engine.score(session, prompts)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why there is no answer to compare with."""
+        asked = (self.first, self.second)
+        return next((answer for answer in asked if isinstance(answer, Failure)), None)
+
+    def judge_refusal(self, failure: Failure, expected: Expected) -> Judgement:
+        """The refusal itself; then, where the case asks, whether the answers stayed."""
+        judgement = judge.of_refusal(failure, expected)
+        if judgement.outcome is not Outcome.OK or not expected.then_unchanged:
+            return judgement
+        after = self.engine.score(self.session, self.prompts)
+        if isinstance(after, Failure):
+            return judge.of_failure(after)
+        assert not isinstance(self.first, Failure)
+        assert not isinstance(self.second, Failure)
+        if fault := change_fault(self.first, self.second):
+            found = f"without any change, asked twice, the answers differ: {fault}"
+            return Judgement(Outcome.NOT_JUDGED, found)
+        if fault := change_fault(self.first, after):
+            return replace(judgement, outcome=Outcome.MISMATCH, found=f"after the refusal: {fault}")
+        return judgement
 
 
 def not_applicable(found: str) -> Judgement:

@@ -1,0 +1,9 @@
+"""Answers: of substituted models, of their plain controls, and the rows behind them."""
+
+from mone_ref.suite.cases import Kind
+
+KINDS = (Kind.CONTROL, Kind.OUTPUT, Kind.ROWS)
+
+
+def test_output(case, dtype, judge):
+    judge(case, dtype)

@@ -1,0 +1,49 @@
+"""``mone-ref conform``: the conformance suite, from anywhere.
+
+The same as ``pytest conformance`` in a checkout. All arguments go to pytest, whose
+configuration is the suite's own and not that of the current directory.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mone_ref.suite import data, options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the ``conform`` command."""
+    passing = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("conform", context_settings=passing, epilog=EPILOG)(conform)
+
+
+EPILOG = "\n\n".join(
+    f"{flag} {option['metavar']}: {option['help']}" for flag, option in options.OPTIONS.items()
+)
+
+
+def conform(
+    context: typer.Context,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPTIONS]...", help="Options below, and pytest's."),
+    ] = None,
+) -> None:
+    """Judge an engine: mone-ref conform --backend=NAME."""
+    raise typer.Exit(run([*(arguments or ()), *context.args]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the suite with pytest; returns its exit code, or 2 without the suite's data."""
+    import pytest
+
+    try:
+        conformance = data.root() / "conformance"
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    ours = [f"--rootdir={conformance}", f"--config-file={conformance / 'pytest.ini'}"]
+    return int(pytest.main([*ours, str(conformance), *arguments]))

@@ -1,0 +1,79 @@
+"""Options of a run, for pytest and for the command's help alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--backend": {
+        "metavar": "NAME",
+        "help": "the engine: a built-in or installed name, or module:Class",
+    },
+    "--dtype": {
+        "metavar": "DTYPE",
+        "action": "append",
+        "help": "judge at this dtype (repeatable; default: every dtype of the engine)",
+    },
+    "--case": {
+        "metavar": "ID",
+        "action": "append",
+        "help": "run this case, or all that match a pattern such as 'load/*' (repeatable)",
+    },
+    "--engine-arg": {
+        "metavar": "KEY=VALUE",
+        "action": "append",
+        "help": "hand this to the engine verbatim; JSON values are decoded (repeatable)",
+    },
+    "--error-map": {
+        "metavar": "FILE",
+        "help": "patterns that tell the engine's refusals apart (default: error_maps/NAME.toml)",
+    },
+    "--expectations": {
+        "metavar": "FILE",
+        "help": "declared deviations (default: expectations/NAME.toml)",
+    },
+    "--write-expectations": {
+        "metavar": "FILE",
+        "help": "write declarations that agree with this run; each needs a reason before use",
+    },
+    "--report": {"metavar": "FILE", "help": "write the report, as JSON lines"},
+    "--markdown": {"metavar": "FILE", "help": "write a summary for a CI job"},
+    "--call-limit": {
+        "metavar": "SECONDS",
+        "type": float,
+        "default": 120.0,
+        "help": "longest time for one call into the engine (default: 120)",
+    },
+}
+
+
+class OptionError(ValueError):
+    """An option with a value that cannot be used."""
+
+
+def engine_args(texts: Iterable[str]) -> dict[str, Any]:
+    """``k=v`` pairs; a value that is JSON is decoded, any other is text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise OptionError(f"--engine-arg {text}: expected KEY=VALUE")
+        if key in found:
+            raise OptionError(f"--engine-arg {key} stands twice")
+        found[key] = decoded(value)
+    return found
+
+
+def decoded(text: str) -> Any:
+    """A JSON value, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def help_text() -> str:
+    """All options, one per line, for a terminal."""
+    return "\n".join(f"  {flag} {o['metavar']}  {o['help']}" for flag, o in OPTIONS.items())

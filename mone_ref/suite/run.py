@@ -1,0 +1,247 @@
+"""One run: which cases at which dtypes, each recorded as it happens, then the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
+from mone_ref.suite import cases as case_files
+from mone_ref.suite import errormap, expectations, options, report, spec, text, verdict
+from mone_ref.suite.cases import Case, Kind
+from mone_ref.suite.errormap import ErrorMap
+from mone_ref.suite.expectations import Agreement, Deviation
+from mone_ref.suite.options import OptionError
+from mone_ref.suite.outcomes import Outcome, Result
+from mone_ref.suite.runner import Harness, Options
+from mone_ref.suite.spec import Level
+from mone_ref.suite.verdict import Verdict
+
+DTYPES = ("float32", "bfloat16", "float16")
+FAILING = {Level.MUST: "failed", Level.SHOULD: "advice", Level.MAY: "differs"}
+"""What a failed case means, by its level: only MUST decides against an engine."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a run, with their files found; see ``options.OPTIONS``."""
+
+    backend: str
+    dtypes: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    engine_args: tuple[str, ...] = ()
+    error_map: Path | None = None
+    expectations: Path | None = None
+    write_expectations: Path | None = None
+    report: Path | None = None
+    markdown: Path | None = None
+    call_limit: float = 120.0
+    command: tuple[str, ...] = ()
+
+    def chosen_by(self) -> list[str]:
+        """The options that chose the engine, for a command that repeats a case."""
+        words = [f"--backend={self.backend}"]
+        words += [f"--engine-arg={text}" for text in self.engine_args]
+        if self.error_map:
+            words.append(f"--error-map={self.error_map}")
+        return words
+
+
+@dataclass
+class Run:
+    """A run of one engine. ``results`` grow as cases are judged.
+
+    Raises a ``ValueError`` that says what to mend when a file, an option or the
+    engine's description of itself cannot be used.
+    """
+
+    settings: Settings
+    backend: Backend
+    root: Path
+    results: list[Result] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Read every file before the first case, so that a bad one costs no engine time."""
+        self.info = described(self.backend)
+        self.clauses = spec.load(self.root)
+        self.cases = case_files.load(self.root)
+        self.levels = verdict.levels(self.cases, self.clauses)
+        self.dtypes = chosen_dtypes(self.settings.dtypes, self.info)
+        self.planned = [
+            (case, dtype)
+            for case in chosen_cases(self.settings.patterns, self.cases)
+            for dtype in case.dtypes_of(self.dtypes)
+        ]
+        directory = self.root / "conformance"
+        name = f"{self.info.name}.toml"
+        map_path = self.settings.error_map or existing(directory / "error_maps" / name)
+        self.error_map = errormap.load(map_path) if map_path else ErrorMap()
+        path = self.settings.expectations or existing(directory / "expectations" / name)
+        ids = {case.id for case in self.cases}
+        self.deviations = expectations.load(path, ids) if path else None
+        self.harness = Harness(self.backend, self.info, self.root, self._options())
+        self.began = time.monotonic()
+        self._writer: report.Writer | None = None
+
+    def _options(self) -> Options:
+        arguments = options.engine_args(self.settings.engine_args)
+        return Options(self.settings.call_limit, arguments, self.error_map, self.dtypes)
+
+    def pairs(self, kinds: Collection[Kind]) -> list[tuple[Case, str]]:
+        """Planned cases of some kinds, each with a dtype."""
+        return [(case, dtype) for case, dtype in self.planned if case.kind in kinds]
+
+    def judge(self, case: Case, dtype: str) -> Result:
+        """Run one case and record it."""
+        writer = self._report()
+        writer.write(report.start(case.id, dtype))
+        result = self.harness.run(case, dtype)
+        self.results.append(result)
+        writer.write(report.result(case, self.levels[case.id], result, self.status(result)))
+        return result
+
+    def _report(self) -> report.Writer:
+        """The report, with its header, from the first case on."""
+        if self._writer is None:
+            self._writer = report.Writer(self.settings.report)
+            head = (self.root, self.info, self.dtypes, self.settings.command)
+            self._writer.write(report.header(*head, self.error_map.reliable))
+        return self._writer
+
+    # -- what a result means
+
+    def agreement(self) -> Agreement | None:
+        """Results against the expectation file, where there is one."""
+        if self.deviations is None:
+            return None
+        return expectations.agree(self.results, self.deviations, self.info)
+
+    def problem(self, result: Result) -> str:
+        """How a result disagrees with the expectation file; empty when it does not."""
+        if self.deviations is None:
+            return ""
+        agreement = expectations.agree([result], self.deviations, self.info)
+        return agreement.problems.get((result.case, result.dtype), "")
+
+    def deviation(self, result: Result) -> Deviation | None:
+        """The declaration that a result agrees with."""
+        agreement = expectations.agree([result], self.deviations or (), self.info)
+        return agreement.declared.get((result.case, result.dtype))
+
+    def status(self, result: Result) -> str:
+        """What the outcome means for this run: ``ok``, ``failed``, ``advice``, ``differs``
+        (a base model), ``declared`` or ``undecided``."""
+        if self.problem(result):
+            return "failed"
+        if self.deviation(result):
+            return "declared"
+        if result.outcome.failed:
+            return FAILING[self.levels[result.case]]
+        return "ok" if result.outcome is Outcome.OK else "undecided"
+
+    def failures(self) -> int:
+        """How many cases a test runner has counted as failed."""
+        return sum(self.status(result) in FAILING.values() for result in self.results)
+
+    def explain(self, result: Result) -> str:
+        """The text about a case that is not ok."""
+        case = next(case for case in self.cases if case.id == result.case)
+        clauses = {clause.id: clause for clause in self.clauses}
+        told = text.failure(case, result, clauses, self.settings.chosen_by())
+        problem = self.problem(result)
+        return f"not as declared: {problem}\n{told}" if problem else told
+
+    # -- the end
+
+    @property
+    def partial(self) -> bool:
+        """Whether anything that a whole run has is missing."""
+        whole = {(case.id, d) for case in self.cases for d in case.dtypes_of(self.dtypes)}
+        return whole != {(result.case, result.dtype) for result in self.results}
+
+    def verdict(self) -> Verdict:
+        """The verdict on what was judged so far."""
+        return verdict.conclude(self.results, self.cases, self.clauses, self.partial)
+
+    def passes(self) -> bool:
+        """Whether a whole run leaves exit code 0: by its verdict, or by its declarations."""
+        agreement = self.agreement()
+        if agreement is not None:
+            return not agreement.problems
+        word = self.verdict().word
+        return word is not None and word.good
+
+    def finish(self) -> list[str]:
+        """Close the engine, write what was asked for, and return the closing lines."""
+        closing = self.harness.close()
+        concluded, agreement = self.verdict(), self.agreement()
+        lines = [f"closing      the engine failed to: {closing.first_line}"] if closing else []
+        lines += text.conclusion(
+            concluded, self.results, agreement, self.info, self.error_map.reliable
+        )
+        problems = agreement.problems if agreement else {}
+        named = {f"{case} {dtype}": problem for (case, dtype), problem in problems.items()}
+        seconds = time.monotonic() - self.began
+        self._report().write(report.footer(concluded, self.results, named, seconds))
+        self._report().close()
+        if self.settings.markdown:
+            statements = {case.id: case.statement for case in self.cases}
+            told = text.markdown(concluded, self.results, agreement, self.info, statements)
+            self.settings.markdown.write_text(told, encoding="utf-8")
+        if self.settings.write_expectations:
+            lines.append(self._write_expectations(self.settings.write_expectations))
+        return lines
+
+    def _write_expectations(self, path: Path) -> str:
+        if self.partial:
+            return f"expectations not written: {path} needs a whole run"
+        written = expectations.write(self.results, self.deviations or (), self.info)
+        path.write_text(written, encoding="utf-8")
+        return f"expectations written to {path}; every entry needs a reason"
+
+
+def existing(path: Path) -> Path | None:
+    """A path, if there is such a file."""
+    return path if path.is_file() else None
+
+
+def described(backend: Backend) -> BackendInfo:
+    """The engine's description of itself. Raises ``OptionError`` when it makes no sense."""
+    info = backend.describe()
+    if not isinstance(info, BackendInfo):
+        raise OptionError(f"describe() returned {type(info).__name__}, not BackendInfo")
+    known: Iterable[tuple[str, Iterable[Any], Sequence[str]]] = (
+        ("dtype", info.compute, DTYPES),
+        ("compute type", info.compute.values(), COMPUTE_TYPES),
+        ("feature", info.features, FEATURES),
+    )
+    for what, given, allowed in known:
+        foreign = [name for name in given if name not in allowed]
+        if foreign:
+            raise OptionError(f"{info.name}: {foreign[0]!r} is no {what}; known: {allowed}")
+    if not info.compute:
+        raise OptionError(f"{info.name} declares no dtype")
+    return info
+
+
+def chosen_dtypes(wanted: Sequence[str], info: BackendInfo) -> tuple[str, ...]:
+    """The dtypes of a run. Raises ``OptionError``."""
+    foreign = [dtype for dtype in wanted if dtype not in info.compute]
+    if foreign:
+        offered = ", ".join(info.compute)
+        raise OptionError(f"--dtype {foreign[0]}: {info.name} runs {offered}")
+    return tuple(dict.fromkeys(wanted)) or tuple(info.compute)
+
+
+def chosen_cases(patterns: Sequence[str], cases: Sequence[Case]) -> list[Case]:
+    """The cases that match any pattern; all without one. Raises ``OptionError``."""
+    for pattern in patterns:
+        if not any(fnmatchcase(case.id, pattern) for case in cases):
+            raise OptionError(f"--case {pattern}: no such case")
+    if not patterns:
+        return list(cases)
+    return [case for case in cases if any(fnmatchcase(case.id, name) for name in patterns)]

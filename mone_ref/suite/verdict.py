@@ -1,0 +1,141 @@
+"""All results -> one word, and how much of the specification it rests on (ruling R18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mone_ref.suite import spec
+from mone_ref.suite.cases import Case
+from mone_ref.suite.outcomes import Outcome, Result
+from mone_ref.suite.spec import Clause, Level, Visibility
+
+
+class Word(StrEnum):
+    """The verdict."""
+
+    CONFORMANT = "CONFORMANT"
+    ADVICE = "CONFORMANT WITH ADVICE"
+    INCOMPLETE = "INCOMPLETE"
+    NOT_CONFORMANT = "NOT CONFORMANT"
+
+    @property
+    def good(self) -> bool:
+        """Whether an engine may be called conformant."""
+        return self in (Word.CONFORMANT, Word.ADVICE)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """MUST clauses by what became of them; the four others add up to ``total``.
+
+    ``internal`` need an engine that shows its layers, ``without_case`` have no case in
+    this suite, ``unreached`` have cases that this engine did not get far enough for.
+    """
+
+    total: int
+    judged: int
+    internal: int
+    without_case: int
+    unreached: int
+
+    def __str__(self) -> str:
+        parts = [
+            f"judged {self.judged} of {self.total} MUST clauses",
+            f"{self.internal} need layer access",
+            f"{self.without_case} have no case in this release",
+        ]
+        if self.unreached:
+            parts.append(f"{self.unreached} were not reached on this engine")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``word`` is None for a partial run. ``missing`` are clause groups without a judged case."""
+
+    word: Word | None
+    coverage: Coverage
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.word is None:
+            return "PARTIAL RUN: no verdict"
+        reason = f" (nothing judged of {', '.join(self.missing)})" if self.missing else ""
+        return f"{self.word}{reason}"
+
+
+def levels(cases: Iterable[Case], clauses: Sequence[Clause]) -> dict[str, Level]:
+    """Case id -> how much the case weighs."""
+    known = {clause.id: clause for clause in clauses}
+    return {case.id: spec.case_level([known[name] for name in case.clauses]) for case in cases}
+
+
+def conclude(
+    results: Sequence[Result], cases: Sequence[Case], clauses: Sequence[Clause], partial: bool
+) -> Verdict:
+    """The verdict of a run. ``partial`` runs have none, only a coverage."""
+    judged = judged_clauses(results, cases)
+    missing = unjudged_groups(judged, cases, clauses)
+    word = None if partial else weigh(results, levels(cases, clauses), missing)
+    return Verdict(word, coverage(judged, cases, clauses), missing)
+
+
+def weigh(
+    results: Sequence[Result], levels_of: Mapping[str, Level], missing: tuple[str, ...]
+) -> Word:
+    """The word: a broken MUST first, then what was not judged at all, then advice."""
+    broken = {levels_of[result.case] for result in results if result.outcome.failed}
+    if Level.MUST in broken:
+        return Word.NOT_CONFORMANT
+    if missing or not any(result.outcome.judged for result in results):
+        return Word.INCOMPLETE
+    return Word.ADVICE if Level.SHOULD in broken else Word.CONFORMANT
+
+
+def judged_clauses(results: Sequence[Result], cases: Sequence[Case]) -> frozenset[str]:
+    """Clauses that at least one case decided on, either way."""
+    clauses_of = {case.id: case.clauses for case in cases}
+    decided = {result.case for result in results if result.outcome.judged}
+    return frozenset(name for case in decided for name in clauses_of[case])
+
+
+def must(clauses: Sequence[Clause], visibility: Visibility) -> set[str]:
+    """Ids of the MUST clauses of one visibility."""
+    return {
+        clause.id
+        for clause in clauses
+        if clause.level is Level.MUST and clause.visibility is visibility
+    }
+
+
+def unjudged_groups(
+    judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Clause]
+) -> tuple[str, ...]:
+    """Groups whose observable MUST clauses have cases in this suite, none of them judged."""
+    observable = must(clauses, Visibility.OBSERVABLE)
+    cited = {name for case in cases for name in case.clauses} & observable
+    groups = dict.fromkeys(clause.group for clause in clauses if clause.id in cited)
+    reached = {clause.group for clause in clauses if clause.id in judged & observable}
+    return tuple(group for group in groups if group not in reached)
+
+
+def coverage(judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Clause]) -> Coverage:
+    """Every MUST clause in exactly one of four heaps."""
+    observable = must(clauses, Visibility.OBSERVABLE)
+    internal = must(clauses, Visibility.INTERNAL)
+    cited = {name for case in cases for name in case.clauses}
+    return Coverage(
+        total=len(observable | internal),
+        judged=len((observable | internal) & judged),
+        internal=len(internal - judged),
+        without_case=len(observable - judged - cited),
+        unreached=len((observable & cited) - judged),
+    )
+
+
+def counts(results: Iterable[Result]) -> dict[str, int]:
+    """How often each outcome occurred, in the order of ``Outcome``; zeros left out."""
+    seen = [result.outcome for result in results]
+    return {str(outcome): seen.count(outcome) for outcome in Outcome if outcome in seen}
