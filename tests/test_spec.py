@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
 
 from mone_ref import config, errors
-from mone_ref.suite import data, spec
+from mone_ref.cli import spec as spec_command
+from mone_ref.suite import cases, data, spec
 from mone_ref.suite.spec import Clause, Example, Level, SpecError, Visibility
 
+ROOT = data.root()
 TEXT = spec.read_text()
 CLAUSES = spec.load()
 
 # The smallest complete model: examples of SPEC.md are laid over it.
-BASE = {
+BASE: dict[str, Any] = {
     "architectures": ["OlmoeForCausalLM"],
     "model_type": "olmoe",
     "vocab_size": 32,
@@ -32,6 +38,9 @@ BASE = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
 }
+
+# Of the three bytes "abc": FIPS 180-2, appendix B.1.
+SHA256_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 # Ids are never renumbered and never used again; a new clause goes at the end of its group.
 PUBLISHED = {
@@ -229,7 +238,7 @@ def refusal(fragment: str) -> list[str]:
     return [str(code) for code in caught.value.codes]
 
 
-def check_explicit(fragment: dict[str, object]) -> None:
+def check_explicit(fragment: dict[str, Any]) -> None:
     """The structure that FMT-6 to FMT-11 ask for."""
     declared = fragment["compression_config"]["transform_config"]["expert_substitution"]
     assert declared["version"] == 1
@@ -268,11 +277,9 @@ def test_a_hash_line_that_is_absent_short_or_double_is_an_error(line: str) -> No
 def test_a_copy_of_the_source_is_compared_byte_for_byte(tmp_path: Path) -> None:
     copy = tmp_path / "source.txt"
     copy.write_bytes(b"abc")
-    # FIPS 180-2, appendix B.1
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert spec.file_hash(copy) == expected
+    assert spec.file_hash(copy) == SHA256_ABC
     copy.write_bytes(b"abc\n")
-    assert spec.file_hash(copy) != expected
+    assert spec.file_hash(copy) != SHA256_ABC
 
 
 # -- clauses against cases
@@ -342,6 +349,12 @@ def test_the_gate_names_a_loose_reason(reasons: dict[str, dict[str, str]], viola
     assert spec.gate(RULES, TIGHT_CASES, reasons) == [violation]
 
 
+def test_the_clauses_the_cases_and_the_reasons_of_this_release_are_tied() -> None:
+    loaded = cases.load(ROOT)
+    assert len(loaded) > 0
+    assert spec.gate(CLAUSES, loaded, spec.read_not_judged()) == []
+
+
 def test_a_case_has_the_level_of_its_observable_clauses() -> None:
     must, should, inner = (
         clause("AB-1"),
@@ -354,12 +367,98 @@ def test_a_case_has_the_level_of_its_observable_clauses() -> None:
     assert spec.case_level([should, must]) is Level.MUST
 
 
+# -- the command
+
+
+def run(*arguments: str) -> Result:
+    app = typer.Typer()
+    spec_command.register(app)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_the_table_has_one_line_per_clause_with_its_cases_or_reason() -> None:
+    lines = run().stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [clause.id for clause in CLAUSES]
+    by_id = {line.split()[0]: line for line in lines}
+    assert re.search(r" observable +load/missing-constant\b", by_id["LOAD-7"])
+    assert by_id["GEN-2"].endswith("require the step they judge.)")
+    assert "(not-testable: " in by_id["GEN-2"]
+
+
+def test_named_clauses_are_printed_in_full_and_in_the_order_named() -> None:
+    printed = run("load-7", "PAR-1").stdout
+    assert printed.startswith("LOAD-7  MUST · source: Weight loading · observable\n")
+    assert "Loading fails when a substituted expert of a built layer has no constant." in printed
+    assert printed.index("Rationale: There is") < printed.index("load/missing-constant: ")
+    assert printed.index("LOAD-7  MUST") < printed.index("PAR-1  MUST")
+    assert printed.endswith("No case (not-yet: Cases of tensor parallelism need two ranks.)\n")
+
+
+def test_a_clause_is_printed_with_its_examples() -> None:
+    printed = run("FMT-22").stdout
+    assert "\nRefused: CONFIG_JSON/duplicate-key.\n" in printed
+    assert '    {"approximate_experts": {"1": [2], "1": [3]}}\n' in printed
+
+
+def test_clauses_as_json() -> None:
+    (entry,) = json.loads(run("LOAD-7", "--json").stdout)
+    assert (entry["id"], entry["level"], entry["visibility"]) == ("LOAD-7", "MUST", "observable")
+    assert "load/missing-constant" in entry["cases"]
+    assert entry["not_judged"] is None
+    assert len(json.loads(run("--json").stdout)) == len(CLAUSES)
+
+
+def test_an_unknown_clause_is_one_line_and_exit_2() -> None:
+    result = run("LOAD-7", "LOAD-99")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: no clause 'LOAD-99'; `mone-ref spec` lists them\n"
+
+
+def test_a_matching_copy_of_the_source_exits_0_another_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = lay_out(tmp_path, f"# Title\n\nSource sha256: {SHA256_ABC}\n")
+    monkeypatch.setattr(data, "root", lambda: root)
+    copy = tmp_path / "source.txt"
+    copy.write_bytes(b"abc")
+    assert run("--check-source", str(copy)).exit_code == 0
+    copy.write_bytes(b"abc\n")
+    result = run("--check-source", str(copy))
+    assert result.exit_code == 1
+    assert "is another text" in result.stderr
+
+
+def test_a_broken_specification_is_one_line_and_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = lay_out(tmp_path, "### Notes\n")
+    shutil.copytree(ROOT / "conformance", root / "conformance", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "fixtures", root / "fixtures")
+    monkeypatch.setattr(data, "root", lambda: root)
+    result = run()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: SPEC.md:1: not a clause id: ### Notes\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--check-source", "/nowhere/x"), ("--check-source", "x", "LOAD-7")]
+)
+def test_a_copy_that_cannot_be_read_or_a_mixed_request_is_exit_2(
+    arguments: tuple[str, ...],
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
 # -- where the data lie
 
 
-def lay_out(root: Path) -> Path:
+def lay_out(root: Path, text: str = "") -> Path:
+    """The least that counts as the suite's data."""
     (root / "conformance").mkdir(parents=True)
-    (root / "SPEC.md").write_text("")
+    (root / "SPEC.md").write_text(text)
     return root
 
 
