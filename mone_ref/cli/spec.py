@@ -34,7 +34,7 @@ def register(parent: typer.Typer) -> None:
 
 def show_spec(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CLAUSE]...", help="Ids such as LOAD-7.")
+        list[str] | None, typer.Argument(metavar="CLAUSE", help="Ids such as LOAD-7.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     check_source: Annotated[
