@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch import Tensor
-
 from mone_ref.backend import Backend, LoadOptions, Scores, Session, capable
 from mone_ref.errors import Phase
 from mone_ref.suite.compare import form_fault, last_row_absent
@@ -127,12 +125,6 @@ class Engine:
         if isinstance(answers, Failure):
             return Attempt(answers, rows=rows, abilities=abilities, closing=opened.closing)
         return Attempt(None, answers, rows, abilities, opened.closing)
-
-    def change(self, session: Session, phase: Phase, what: Mapping[str, Tensor] | Path) -> object:
-        """Update with tensors, or reload a checkpoint. A ``Failure``, or the ignored result."""
-        if isinstance(what, Path):
-            return self.guard.call(phase, lambda: session.reload(what))
-        return self.guard.call(phase, lambda: session.update(what))
 
 
 def snapshot(session: Session, prompts: Prompts) -> Answers:

@@ -35,7 +35,7 @@ class ErrorMap:
     reliable: bool = True
 
     def find(self, evidence: str) -> str | None:
-        """The code that the evidence speaks of, the more detailed one of a group.
+        """The code that the evidence speaks of: the first of the file that has a detail.
 
         None when no pattern matches; raises ``Ambiguous`` when two groups match.
         """
@@ -44,7 +44,8 @@ class ErrorMap:
         if len(groups) > 1:
             found = "; ".join(f"{code}: {pattern.pattern!r}" for code, pattern in hits)
             raise Ambiguous(f"the error map matches several groups: {found}")
-        return max((code for code, _ in hits), key=len, default=None)
+        codes = [code for code, _ in hits]
+        return next((code for code in codes if code != group(code)), codes[0] if codes else None)
 
 
 def group(code: str) -> str:

@@ -12,12 +12,13 @@ from typing import Any
 from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import errormap, expectations, options, report, spec, text, verdict
+from mone_ref.suite.bench import Options
 from mone_ref.suite.cases import Case, Kind
 from mone_ref.suite.errormap import ErrorMap
 from mone_ref.suite.expectations import Agreement, Deviation
 from mone_ref.suite.options import OptionError
 from mone_ref.suite.outcomes import Outcome, Result
-from mone_ref.suite.runner import Harness, Options
+from mone_ref.suite.runner import Harness
 from mone_ref.suite.spec import Level
 from mone_ref.suite.verdict import Verdict
 

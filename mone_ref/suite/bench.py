@@ -1,0 +1,121 @@
+"""What all cases share: the guarded engine, the fixtures, and everything that was asked before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mone_ref import config
+from mone_ref.backend import Backend, BackendInfo, LoadOptions
+from mone_ref.config import LayerSubstitution
+from mone_ref.suite import golden, judge
+from mone_ref.suite.attempt import Answers, Attempt, Engine, Opened
+from mone_ref.suite.cases import Case
+from mone_ref.suite.edits import Edit, edited
+from mone_ref.suite.errormap import ErrorMap
+from mone_ref.suite.golden import Golden
+from mone_ref.suite.guard import Failure, Guard
+from mone_ref.suite.judge import Judgement
+from mone_ref.suite.outcomes import Outcome
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run.
+
+    ``time_limit`` is in seconds per call; ``engine_args`` go to the engine verbatim;
+    ``dtypes`` are those of the run, all of the engine's when empty.
+    """
+
+    time_limit: float = 120.0
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    error_map: ErrorMap = field(default_factory=ErrorMap)
+    dtypes: tuple[str, ...] = ()
+
+
+class Bench:
+    """One engine and the fixtures below ``root``; each question is asked once."""
+
+    def __init__(self, backend: Backend, info: BackendInfo, root: Path, options: Options) -> None:
+        self.info = info
+        self.options = options
+        self.fixtures = root / "fixtures"
+        self.engine = Engine(backend, Guard(options.error_map, options.time_limit))
+        self._attempts: dict[tuple[str, ...], Attempt] = {}
+        self._goldens: dict[str, Golden] = {}
+
+    def checkpoint(self, fixture: str) -> Path:
+        """What an engine loads."""
+        return self.fixtures / fixture / "checkpoint"
+
+    def golden(self, fixture: str) -> Golden:
+        """The right answers. Raises ``GoldenError``."""
+        if fixture not in self._goldens:
+            path = self.fixtures / fixture / "golden.safetensors"
+            self._goldens[fixture] = golden.read(path)
+        return self._goldens[fixture]
+
+    def layers(self, fixture: str) -> Mapping[int, LayerSubstitution]:
+        """The substituted layers."""
+        return config.read(self.checkpoint(fixture)).substitution.layers
+
+    def attempt(
+        self,
+        fixture: str,
+        dtype: str,
+        edits: Sequence[Edit] = (),
+        features: frozenset[str] = frozenset(),
+    ) -> Attempt:
+        """Load, ask and close."""
+        key = (fixture, dtype, json.dumps(list(edits)), *sorted(features))
+        if key not in self._attempts:
+            options = self._load_options((fixture,), dtype, features)
+            with edited(self.checkpoint(fixture), edits) as directory:
+                prompts = self.golden(fixture).ids
+                self._attempts[key] = self.engine.attempt(directory, prompts, options)
+        return self._attempts[key]
+
+    def open(
+        self, fixture: str, asked: Sequence[str], dtype: str
+    ) -> AbstractContextManager[Opened]:
+        """A session of its own, to be asked the prompts of the fixtures ``asked``."""
+        options = self._load_options(asked, dtype, frozenset())
+        return self.engine.open(self.checkpoint(fixture), options)
+
+    def _load_options(
+        self, fixtures: Sequence[str], dtype: str, features: frozenset[str]
+    ) -> LoadOptions:
+        """Options whose bounds fit the prompts of some fixtures."""
+        prompts = [self.golden(fixture).ids for fixture in fixtures]
+        return LoadOptions(
+            dtype=dtype,
+            max_tokens=max(len(ids) for given in prompts for ids in given),
+            max_prompts=max(len(given) for given in prompts),
+            features=features,
+            engine_args=self.options.engine_args,
+        )
+
+    def judge_answers(
+        self, given: Mapping[str, Answers] | Failure, fixture: str, dtype: str
+    ) -> Judgement:
+        """Answers, or why there are none, against the golden of a fixture."""
+        if isinstance(given, Failure):
+            return judge.of_failure(given)
+        return judge.of_answers(given, self.golden(fixture), self.info.compute[dtype])
+
+    def judge_attempt(self, attempt: Attempt, fixture: str, dtype: str) -> Judgement:
+        """The same for a whole attempt, its close included."""
+        given = attempt.failure or attempt.answers
+        return judge.closed(self.judge_answers(given, fixture, dtype), attempt.closing)
+
+    def control_differs(self, case: Case, dtype: str) -> Judgement | None:
+        """Not judged, when the engine reads the base model differently (GEN-3)."""
+        control = self.judge_attempt(self.attempt(case.control, dtype), case.control, dtype)
+        if control.outcome is Outcome.OK:
+            return None
+        found = f"base model differs: {case.control}: {control.outcome}: {control.found}"
+        return Judgement(Outcome.NOT_JUDGED, found, evidence=control.evidence)
