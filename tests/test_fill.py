@@ -152,19 +152,30 @@ def test_recipes_survive_their_own_file(fixtures, tmp_path):
 # -- certificate
 
 
-def choice(ids, gap):
-    return certificate.Choice(torch.tensor(ids), torch.tensor(gap, dtype=torch.float64))
+def test_a_token_is_uncertified_when_errors_come_near_its_gap():
+    exact = torch.tensor(
+        [[[3.0, 1.0, 0.0], [3.0, 2.5, 0.0], [3.0, 1.0, 0.9]]]
+    ).double()  # [1, 3, 3]
+    assert certificate.selection_gap(exact, 1).tolist() == [[2.0, 0.5, 2.0]]
+    assert certificate.selection_gap(exact, 3).tolist() == [[torch.inf] * 3]
+    quiet = exact + 0.1
+    assert certificate.first_uncertified(exact, [quiet], top_k=1) == 3
+    off = exact.clone()
+    off[0, 1, 2] += 0.125  # exactly a quarter of the gap of position 1
+    assert certificate.first_uncertified(exact, [quiet, off], top_k=1) == 3
+    off[0, 1, 2] += 0.001
+    assert certificate.first_uncertified(exact, [quiet, off], top_k=1) == 1
+    assert certificate.first_uncertified(exact, [exact], top_k=2) == 3
+    assert certificate.first_uncertified(exact, [off], top_k=2) == 3
+    assert certificate.first_uncertified(exact, [quiet], top_k=2) == 2
+    off[0, 0, 0] = torch.nan
+    assert certificate.first_uncertified(exact, [quiet, off], top_k=1) == 0
 
 
-def test_a_flip_is_another_set_or_less_than_half_the_gap_in_any_layer():
-    exact = [choice([[0, 1], [1, 2], [0, 3]], [0.2, 0.2, 0.2])]
-    assert certificate.first_flip(exact, exact) == 3
-    assert certificate.first_flip(exact, [choice([[0, 1], [1, 2], [1, 3]], [0.2] * 3)]) == 2
-    assert certificate.first_flip(exact, [choice(exact[0].ids.tolist(), [0.2, 0.09, 0.2])]) == 1
-    assert certificate.first_flip(exact, [choice(exact[0].ids.tolist(), [0.2, 0.1, 0.2])]) == 3
-    two_layers = [exact[0], choice([[0, 1]] * 3, [0.2] * 3)]
-    run = [exact[0], choice([[0, 2], [0, 1], [0, 1]], [0.2] * 3)]
-    assert certificate.first_flip(two_layers, run) == 0
+def test_one_layer_is_enough_to_reject_a_token():
+    exact = torch.tensor([[[4.0, 0.0]], [[0.1, 0.0]]]).double()  # [2, 1, 2]
+    assert certificate.first_uncertified(exact, [exact + 0.01], top_k=1) == 1
+    assert certificate.first_uncertified(exact, [exact + 0.03], top_k=1) == 0
 
 
 def test_every_pinned_prompt_is_certified_and_shows_all_kinds_of_tokens(fixtures):
@@ -177,10 +188,9 @@ def test_every_pinned_prompt_is_certified_and_shows_all_kinds_of_tokens(fixtures
         runs = all_variants(one.checkpoint, tuple(one.recipe.compute_types))
         assert len(runs) == 8 * len(one.recipe.compute_types)
         for prompt in prompts:
-            exact = certificate.choices(oracle, prompt)
-            for run in runs:
-                seen = certificate.choices(run.model, prompt)
-                assert certificate.first_flip(exact, seen) == len(prompt), run.name
+            exact = certificate.router_logits(oracle, prompt)
+            seen = [certificate.router_logits(run.model, prompt) for run in runs]
+            assert certificate.first_uncertified(exact, seen, one.recipe.top_k) == len(prompt)
         certificate.check_coverage(one.recipe, oracle, prompts)
 
 
@@ -302,8 +312,8 @@ def test_pins_hold_for_every_file_and_notice_every_change(fixtures, tmp_path):
     [
         ("prompt.0.ids", lambda t: t + 1, "another prompt"),
         ("prompt.1.logprobs", lambda t: t * (1 + 1e-11), "off by"),
-        ("prompt.0.bfloat16.token", lambda t: t * 1.5, "budget"),
-        ("prompt.1.float32.max", lambda t: t / 1.5, "budget"),
+        ("prompt.0.bfloat16.token", lambda t: t * 2.5, "budget"),
+        ("prompt.1.float32.max", lambda t: t / 2.5, "budget"),
         ("prompt.0.logprobs", lambda t: t.float(), "float32"),
     ],
 )
@@ -326,26 +336,26 @@ def test_the_command_fills_checks_and_lists_a_users_recipe(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(yaml.safe_dump(SMALL))
     out = str(tmp_path / "out")
-    filled = run.invoke(application(["fixtures"]), ["fixtures", "fill", str(recipe), "--out", out])
+    filled = run.invoke(application("fixtures"), ["fixtures", "fill", str(recipe), "--out", out])
     assert filled.exit_code == 0, filled.output
-    listed = run.invoke(application(["fixtures"]), ["fixtures", "list", "--root", out, "--json"])
+    listed = run.invoke(application("fixtures"), ["fixtures", "list", "--root", out, "--json"])
     assert '"tiny"' in listed.output
     assert '"tiny-plain"' in listed.output
     checked = run.invoke(
-        application(["fixtures"]), ["fixtures", "check", "--root", out, "tiny", "tiny-plain"]
+        application("fixtures"), ["fixtures", "check", "--root", out, "tiny", "tiny-plain"]
     )
     assert checked.exit_code == 0, checked.output
-    unpinned = run.invoke(application(["fixtures"]), ["fixtures", "check", "--root", out])
+    unpinned = run.invoke(application("fixtures"), ["fixtures", "check", "--root", out])
     assert unpinned.exit_code == 1
     assert "SHA256SUMS is missing" in unpinned.output
-    run.invoke(application(["fixtures"]), ["fixtures", "pin", "--root", out])
-    pinned = run.invoke(application(["fixtures"]), ["fixtures", "check", "--root", out, "--json"])
+    run.invoke(application("fixtures"), ["fixtures", "pin", "--root", out])
+    pinned = run.invoke(application("fixtures"), ["fixtures", "check", "--root", out, "--json"])
     assert pinned.exit_code == 0, pinned.output
     assert json.loads(pinned.output) == {"SHA256SUMS": [], "tiny": [], "tiny-plain": []}
 
     config = tmp_path / "out" / "tiny" / "checkpoint" / "config.json"
     config.write_text(config.read_text().replace("32", "32 "))
-    changed = run.invoke(application(["fixtures"]), ["fixtures", "check", "--root", out, "tiny"])
+    changed = run.invoke(application("fixtures"), ["fixtures", "check", "--root", out, "tiny"])
     assert changed.exit_code == 1
     assert "config.json: bytes differ" in changed.output
 
@@ -361,7 +371,7 @@ def test_the_command_fills_checks_and_lists_a_users_recipe(tmp_path):
 )
 def test_the_command_answers_mistakes_in_one_line(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(application(["fixtures"]), ["fixtures", *arguments])
+    done = CliRunner().invoke(application("fixtures"), ["fixtures", *arguments])
     assert done.exit_code == 1
     assert done.output.startswith("error: ")
     assert "Traceback" not in done.output

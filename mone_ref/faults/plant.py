@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 
@@ -66,7 +66,7 @@ def target(fault: Fault, patch: Patch) -> Callable[..., Any]:
     wanted, given = inspect.signature(step), inspect.signature(patch.replacement)
     if list(wanted.parameters) != list(given.parameters):
         raise StaleFault(f"{fault.id}: {patch.name}{wanted} is replaced by one that takes {given}")
-    return step
+    return cast("Callable[..., Any]", step)
 
 
 def counted(patch: Patch, step: Callable[..., Any], witness: Planted) -> Callable[..., Any]:

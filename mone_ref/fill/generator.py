@@ -31,7 +31,7 @@ def uniform(seed: int, name: str, shape: tuple[int, ...], exponent: int) -> NDAr
 def around_one(seed: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Norm weights ``1 + k / 128`` with ``k`` in ``[-32, 31]``."""
     steps = integers(seed, name, int(np.prod(shape))) >> 2
-    return (1 + steps.astype(np.float32) / NORM_FRACTION).reshape(shape)
+    return (np.float32(1) + steps.astype(np.float32) / np.float32(NORM_FRACTION)).reshape(shape)
 
 
 def token(seed: int, prompt: int, position: int, attempt: int, vocab_size: int) -> int:

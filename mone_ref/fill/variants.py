@@ -8,7 +8,7 @@ order of sums is left to choose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -118,6 +118,6 @@ def permuted_moe(layer: MoeLayer, hidden: Tensor, inner: Tensor) -> MoeLayer:
     )
 
 
-def all_variants(checkpoint: Path, compute_types: tuple[str, ...]) -> list[Variant]:
+def all_variants(checkpoint: Path, compute_types: Iterable[str]) -> list[Variant]:
     """The eight runs of every compute type."""
     return [variant for name in compute_types for variant in variants(checkpoint, name)]

@@ -83,5 +83,5 @@ def causal_mix(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> Tensor:
     scores = (q @ k.transpose(1, 2)).to(precision.wide) * head_dim**-0.5  # [heads, T, T]
     future = torch.ones(tokens, tokens, dtype=torch.bool).triu(diagonal=1)  # [T, T]
     share = scores.masked_fill(future, -torch.inf).softmax(dim=-1)  # [heads, T, T]
-    mixed = share.to(v.dtype) @ v  # [heads, T, D]
+    mixed: Tensor = share.to(v.dtype) @ v  # [heads, T, D]
     return mixed.transpose(0, 1).reshape(tokens, -1)  # [T, heads * D]
