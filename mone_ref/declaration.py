@@ -97,7 +97,7 @@ def _read_map(
     """One copy of the map, or None when any part of it is wrong."""
     if not isinstance(found.value, dict):
         expected = "an object that maps layer indices to arrays of expert ids"
-        fields.report(Code.NOT_A_MAPPING, found.path, show(found.value), expected, "FMT-2")
+        fields.report(Code.NOT_A_MAPPING, found.path, show(found.value), expected, "FMT-20")
         return None
     before = len(fields.problems)
     listed: Listed = {}
@@ -132,7 +132,7 @@ def _read_ids(fields: Fields, path: str, value: Any, num_experts: int | None) ->
         return ()
     if not isinstance(value, list):
         expected = "an array of expert ids, or null"
-        fields.report(Code.NOT_A_LIST, path, show(value), expected, "FMT-2")
+        fields.report(Code.NOT_A_LIST, path, show(value), expected, "FMT-20")
         return ()
     ids: dict[int, None] = {}
     for position, item in enumerate(value):

@@ -269,13 +269,13 @@ def test_fewer_retained_than_top_k() -> None:
 
 
 BAD_LISTS: list[tuple[Any, Code, str, str]] = [
-    *((value, Code.NOT_A_MAPPING, "", "FMT-2") for value in ([[], [1]], [1], "1", 0, False)),
+    *((value, Code.NOT_A_MAPPING, "", "FMT-20") for value in ([[], [1]], [1], "1", 0, False)),
     *(({key: [1]}, Code.LAYER_KEY, f'["{key}"]', "FMT-21")
       for key in ("01", " 1", "1 ", "+1", "-1", "1.0", "1e0", "0x1", "", "1_0",
                   "model.layers.1.mlp")),
     ({"layer": [1]}, Code.LAYER_KEY, ".layer", "FMT-21"),
     ({"\u0661": [1]}, Code.LAYER_KEY, '["\\u0661"]', "FMT-21"),  # an Arabic digit one
-    *(({"1": value}, Code.NOT_A_LIST, '["1"]', "FMT-2") for value in ("14", 1, {}, True)),
+    *(({"1": value}, Code.NOT_A_LIST, '["1"]', "FMT-20") for value in ("14", 1, {}, True)),
     *(({"1": [0, value]}, Code.ID_TYPE, '["1"][1]', "FMT-20")
       for value in (True, 1.0, 1.9, "3", None, [1])),
     ({"1": [4, 1, 4]}, Code.ID_DUPLICATE, '["1"][2]', "FMT-20"),
@@ -456,7 +456,7 @@ def test_every_error_at_once() -> None:
         (Code.ID_DUPLICATE, '$.approximate_experts["1"][3]', "FMT-20"),
         (Code.LAYER_KEY, '$.approximate_experts["01"]', "FMT-21"),
         (Code.LAYER_NOT_MOE, '$.approximate_experts["5"]', "FMT-25"),
-        (Code.NOT_A_LIST, '$.approximate_experts["0"]', "FMT-2"),
+        (Code.NOT_A_LIST, '$.approximate_experts["0"]', "FMT-20"),
         (Code.DIALECT, "$.mone", "FMT-26"),
     ]
 
