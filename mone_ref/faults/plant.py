@@ -64,7 +64,7 @@ def target(fault: Fault, patch: Patch) -> Callable[..., Any]:
     if not callable(step):
         raise StaleFault(f"{fault.id}: {patch.module} has no step {patch.name}")
     wanted, given = inspect.signature(step), inspect.signature(patch.replacement)
-    if list(wanted.parameters) != list(given.parameters):
+    if wanted != given:
         raise StaleFault(f"{fault.id}: {patch.name}{wanted} is replaced by one that takes {given}")
     return cast("Callable[..., Any]", step)
 
