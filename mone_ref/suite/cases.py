@@ -135,11 +135,21 @@ def read_document(path: Path, validator: jsonschema.Draft202012Validator) -> dic
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CaseError(f"{path}: {' '.join(str(error).split())}") from error
-    broken = jsonschema.exceptions.best_match(validator.iter_errors(document))
-    if broken is not None:
-        raise CaseError(f"{path}: {broken.json_path}: {show(broken.message, 300)}")
+    errors = list(validator.iter_errors(document))
+    if errors:
+        raise CaseError(f"{path}: {explain(errors)}")
     checked: dict[str, Any] = document
     return checked
+
+
+def explain(errors: Sequence[jsonschema.ValidationError]) -> str:
+    """The plainest of several schema errors: what any case needs before what its kind needs."""
+    general = [error for error in errors if error.absolute_schema_path[0] != "allOf"]
+    error = jsonschema.exceptions.best_match(general or errors)
+    message = error.message
+    if error.validator == "not":
+        message = f"a case of this kind has no {error.validator_value['required'][0]}"
+    return f"{error.json_path}: {show(message, 300)}"
 
 
 class StrictLoader(yaml.SafeLoader):

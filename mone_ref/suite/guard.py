@@ -72,7 +72,12 @@ class Guard:
         self._stderr = os.dup(2)
 
     def call(self, phase: Phase, function: Callable[[], T]) -> T | Failure:
-        """Run one call. ``KeyboardInterrupt`` passes only when the user caused it."""
+        """Run one call. ``KeyboardInterrupt`` passes only when the user caused it.
+
+        Raises ``RuntimeError`` outside the main thread, where no alarm can be heard.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("an engine can only be judged from the main thread")
         captured = capture.Captured()
         alarm = Alarm(self.limit, self._stderr)
         interrupts = Interrupts()
@@ -136,8 +141,6 @@ class Alarm:
     @contextmanager
     def set(self) -> Iterator[None]:
         """Start the clock; stop it when the block is left."""
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("an engine can only be judged from the main thread")
         previous = signal.signal(signal.SIGALRM, self._ring)
         faulthandler.dump_traceback_later(2 * self.limit, exit=True, file=self._stderr)
         signal.setitimer(signal.ITIMER_REAL, self.limit)
