@@ -118,7 +118,7 @@ def test_a_recipe_for_a_checkpoint_that_cannot_load_leaves_nothing_behind(tmp_pa
 def test_a_recipe_that_shows_too_little_is_refused_and_leaves_nothing_behind(tmp_path):
     # Two tokens in one layer cannot show none, some and all.
     poor = recipes.parse(SMALL | {"prompts": [2]})
-    with pytest.raises(RecipeError, match="no token with .* try another seed"):
+    with pytest.raises(RecipeError, match=r"no token with .* try another seed"):
         fixture.fill(poor, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from mone_ref.suite.edits import INDEX, EditError, apply, changed_tensors, edited
 
-CONFIG = {"hidden_size": 4, "vocab_size": 6, "list": {"0": [1, 5]}, "flag": True}
+CONFIG = {
+    "hidden_size": 4,
+    "vocab_size": 6,
+    "intermediate_size": 2,
+    "list": {"0": [1, 5]},
+    "flag": True,
+}
 
 
 @pytest.fixture
@@ -52,9 +58,10 @@ def test_remove_tensor(checkpoint):
 
 
 def test_add_tensor_with_letters_for_sizes(checkpoint):
-    spec = {"name": "new", "shape": [2, "H", "H+1", "V-2"], "dtype": "bfloat16", "fill": 0.5}
+    shape = [2, "H", "H+1", "V-2", "I"]
+    spec = {"name": "new", "shape": shape, "dtype": "bfloat16", "fill": 0.5}
     new = after(checkpoint, {"add_tensor": spec})[0]["new"]
-    assert new.shape == (2, 4, 5, 4)
+    assert new.shape == (2, 4, 5, 4, 2)
     assert new.dtype is torch.bfloat16
     assert (new == 0.5).all()
 
@@ -92,6 +99,38 @@ def test_copy_and_rename_tensor(checkpoint):
     assert torch.equal(tensors["c"], tensors["d"])
 
 
+def test_rename_prefix_renames_all_that_begin_with_it(checkpoint):
+    tensors, _ = after(
+        checkpoint,
+        {"rename_tensor": {"from": "a", "to": "x.1.w"}},
+        {"rename_tensor": {"from": "b", "to": "x.1.v"}},
+        {"rename_tensor": {"from": "m", "to": "x.10.w"}},
+        {"rename_prefix": {"from": "x.1.", "to": "x.7."}},
+    )
+    assert set(tensors) == {"n", "x.7.w", "x.7.v", "x.10.w"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int8", "float8_e4m3fn"])
+def test_retype_keeps_the_values(checkpoint, dtype):
+    new = after(checkpoint, {"retype": {"tensors": ["a"], "dtype": dtype}})[0]["a"]
+    assert new.dtype is getattr(torch, dtype)
+    assert new.tolist() == [0, 1, 2, 3]
+
+
+def test_a_file_is_cut_or_removed_and_the_index_still_names_it(checkpoint):
+    index = {"weight_map": dict.fromkeys("abmn", "model.safetensors")}
+    (checkpoint / INDEX).write_text(json.dumps(index))
+    whole = (checkpoint / "model.safetensors").read_bytes()
+    file = "model.safetensors"
+    with edited(checkpoint, [{"cut_file": {"file": file, "bytes": 3}}]) as copy:
+        # Compared by size: safetensors writes the keys of its metadata in any order.
+        assert (copy / file).stat().st_size == len(whole) - 3
+    with edited(checkpoint, [{"remove_file": file}]) as copy:
+        assert not (copy / file).exists()
+        assert json.loads((copy / INDEX).read_text())["weight_map"] == index["weight_map"]
+    assert (checkpoint / file).read_bytes() == whole
+
+
 def test_fuse_tensors_stacks_rows_of_joined_tensors(checkpoint):
     tensors, _ = after(
         checkpoint,
@@ -113,6 +152,7 @@ def test_set_and_remove_config(checkpoint):
     assert json.loads(text) == {
         "hidden_size": 4,
         "vocab_size": 6,
+        "intermediate_size": 2,
         "list": {"0": [1, None], "01": [2]},
     }
 
@@ -139,13 +179,18 @@ def test_config_text_can_become_what_no_writer_writes(checkpoint):
         ({"copy_tensor": {"from": "x", "to": "y"}}, "no tensor x"),
         ({"copy_tensor": {"from": "a", "to": "b"}}, "already has"),
         ({"rename_tensor": {"from": "a", "to": "b"}}, "already has"),
+        ({"add_tensor": {"name": "x", "shape": ["E"], "dtype": "int8", "fill": 0}}, "has none of"),
         ({"fuse_tensors": {"rows": [["a", "x"]], "to": "f"}}, "no tensor x"),
+        ({"rename_prefix": {"from": "x.", "to": "y."}}, "no tensor begins with"),
+        ({"retype": {"tensors": ["b", "a"], "dtype": "float32"}}, "already like that"),
+        ({"cut_file": {"file": "x.safetensors", "bytes": 1}}, "no file"),
+        ({"remove_file": "x.safetensors"}, "no file"),
         ({"set_config": {"path": ["flag"], "value": True}}, "already has that value"),
         ({"set_config": {"path": ["no", "where"], "value": 1}}, "has nothing at"),
         ({"remove_config": ["no"]}, "has nothing at"),
         ({"remove_config": ["list", "0", 2]}, "has nothing at"),
         ({"replace_config_text": {"find": "absent", "replace": ""}}, "0 times, expected once"),
-        ({"replace_config_text": {"find": "size", "replace": ""}}, "2 times, expected once"),
+        ({"replace_config_text": {"find": "size", "replace": ""}}, "3 times, expected once"),
         ({"replace_config_text": {"find": "flag", "replace": "flag"}}, "already reads"),
     ],
 )

@@ -7,6 +7,7 @@ nothing to change is an error: the case would test nothing.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -24,8 +25,13 @@ from torch import Tensor
 Edit = Mapping[str, Any]
 
 INDEX = "model.safetensors.index.json"
-SYMBOLS = {"H": "hidden_size", "V": "vocab_size"}
-"""Letters that may stand in a shape, and the config key whose value they take."""
+SYMBOLS = {
+    "H": ("hidden_size",),
+    "V": ("vocab_size",),
+    "I": ("moe_intermediate_size", "intermediate_size"),
+    "E": ("num_experts", "num_local_experts"),
+}
+"""Letters that may stand in a shape; each takes the value of the first of its config keys."""
 
 _SIZE = re.compile(r"([A-Z])(?:([+-])(\d+))?")
 
@@ -36,11 +42,15 @@ class EditError(ValueError):
 
 @dataclass
 class Draft:
-    """A checkpoint in memory: the text of its config, and its tensors by file and name."""
+    """A checkpoint in memory: the text of its config, and its tensors by file and name.
+
+    ``cut`` says how many bytes are missing at the end of a file, all where it is None.
+    """
 
     config: str
     files: dict[str, dict[str, Tensor]]
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    cut: dict[str, int | None] = field(default_factory=dict)
 
     def file_of(self, name: str) -> str:
         """The file that stores a tensor; raises ``EditError``."""
@@ -80,9 +90,13 @@ class Draft:
             return size
         match = _SIZE.fullmatch(size)
         if match is None or match[1] not in SYMBOLS:
-            raise EditError(f"{size!r} is no size: expected a number, H, V, H+1, ...")
+            raise EditError(f"{size!r} is no size: expected a number, H, V, I, E, H+1, ...")
         offset = int(f"{match[2]}{match[3]}") if match[2] else 0
-        return int(json.loads(self.config)[SYMBOLS[match[1]]]) + offset
+        config = json.loads(self.config)
+        key = next((key for key in SYMBOLS[match[1]] if key in config), None)
+        if key is None:
+            raise EditError(f"{size!r}: config.json has none of {SYMBOLS[match[1]]}")
+        return int(config[key]) + offset
 
     def shape(self, sizes: Sequence[int | str]) -> tuple[int, ...]:
         """A shape whose sizes may be written with letters."""
@@ -145,6 +159,21 @@ def rename_tensor(draft: Draft, spec: Mapping[str, Any]) -> None:
     draft.add(spec["to"], draft.remove(spec["from"]))
 
 
+def rename_prefix(draft: Draft, spec: Mapping[str, Any]) -> None:
+    """``rename_prefix: {from, to}``: every name that begins with it."""
+    names = [name for name in draft.tensors() if name.startswith(spec["from"])]
+    if not names:
+        raise EditError(f"no tensor begins with {spec['from']}")
+    for name in names:
+        draft.add(spec["to"] + name.removeprefix(spec["from"]), draft.remove(name))
+
+
+def retype(draft: Draft, spec: Mapping[str, Any]) -> None:
+    """``retype: {tensors, dtype}``: the same values, as far as the new dtype has them."""
+    for name in spec["tensors"]:
+        draft.put(name, draft.get(name).to(getattr(torch, spec["dtype"])))
+
+
 def fuse_tensors(draft: Draft, spec: Mapping[str, Any]) -> None:
     """``fuse_tensors: {rows, to}``: each row's tensors joined along their first dimension,
     the rows stacked."""
@@ -187,6 +216,20 @@ def replace_config_text(draft: Draft, spec: Mapping[str, str]) -> None:
     draft.config = text
 
 
+def cut_file(draft: Draft, spec: Mapping[str, Any]) -> None:
+    """``cut_file: {file, bytes}``: so many bytes are missing at its end."""
+    if spec["file"] not in draft.files:
+        raise EditError(f"the checkpoint has no file {spec['file']}")
+    draft.cut[spec["file"]] = spec["bytes"]
+
+
+def remove_file(draft: Draft, file: str) -> None:
+    """``remove_file: FILE``: an index still names it."""
+    if file not in draft.files:
+        raise EditError(f"the checkpoint has no file {file}")
+    draft.cut[file] = None
+
+
 def _holder(document: Any, path: Sequence[str | int]) -> tuple[Any, str | int]:
     """The object or array that holds the last key of a path, and that key."""
     holder = document
@@ -208,10 +251,14 @@ EDITS: dict[str, Callable[[Draft, Any], None]] = {
         poison,
         copy_tensor,
         rename_tensor,
+        rename_prefix,
+        retype,
         fuse_tensors,
         set_config,
         remove_config,
         replace_config_text,
+        cut_file,
+        remove_file,
     )
 }
 
@@ -238,6 +285,19 @@ def write(draft: Draft, directory: Path) -> None:
         save_file(contiguous, directory / file, metadata=draft.metadata[file])
     if (directory / INDEX).exists():
         write_index(draft, directory / INDEX)
+    for file, size in draft.cut.items():
+        cut(directory / file, size)
+
+
+def cut(path: Path, size: int | None) -> None:
+    """Cut bytes off the end of a file, or the whole file off the directory."""
+    if size is None:
+        path.unlink()
+        return
+    left = path.stat().st_size - size
+    if left < 0:
+        raise EditError(f"{path.name} has no {size} bytes")
+    os.truncate(path, left)
 
 
 def write_index(draft: Draft, path: Path) -> None:
