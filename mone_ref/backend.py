@@ -102,8 +102,16 @@ class Generation:
 class LayerSpec:
     """One MoE layer for engines that can build it without a model.
 
-    ``path`` is the full module path (``model.layers.3.mlp.experts``); ``tp`` is
-    ``(rank, size)``, and a layer built for one rank returns that rank's partial.
+    ``path`` is the full module path (``model.layers.3.mlp.experts``). ``declared`` is the
+    config's whole list, layer index -> substituted ids as listed, since a layer finds its
+    own entry by the index in its path (EXEC-6).
+
+    ``tp`` is ``(rank, size)``. A layer built for one rank returns that rank's partial; with
+    ``reduced`` it returns the sum over all ranks, as every rank sees it. The suite asks one
+    rank after the other in one process: where ranks have to meet, the adapter runs them.
+
+    ``activation_size`` is the width of padded activations, ``hidden_size`` when 0: the
+    constants' sum of ``rewrite_routes`` is that wide then, zero beyond ``hidden_size``.
     """
 
     layer: int
@@ -116,13 +124,28 @@ class LayerSpec:
     normalise: bool
     scaling_factor: float
     scale_on_output: bool
-    substituted: tuple[int, ...]
+    declared: Mapping[int, tuple[int, ...]]
     form: str
     dtype: str
     device: str
     groups: tuple[int, int] | None = None
     correction_bias: bool = False
     tp: tuple[int, int] = (0, 1)
+    reduced: bool = False
+    activation_size: int = 0
+
+
+class Unavailable(Exception):
+    """An adapter's word, with a reason, that its engine has no way to do this at all here.
+
+    Raised by ``build_layer`` or a method of a ``LayerSession`` before the engine is asked.
+    It is no refusal and no failure: the case is not applicable, and the reason is printed.
+    What an engine raises itself must reach the suite as it is.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
 
 
 class Refused(Exception):
@@ -177,12 +200,18 @@ class Session(ABC):
         raise NotImplementedError
 
 
-class LayerSession(ABC):
-    """One MoE layer, with the weights and the substitution of its ``LayerSpec``."""
+class LayerSession:
+    """One MoE layer, with the weights and the substitution of its ``LayerSpec``.
 
-    @abstractmethod
+    Every method is optional: some kernels are one step of a layer. ``in_place`` says that
+    calls may change the tensors they are given.
+    """
+
+    in_place = False
+
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
         """``[T, H]``, ``[T, E]`` -> ``[T, H]``."""
+        raise NotImplementedError
 
     def forward_routed(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
@@ -194,6 +223,10 @@ class LayerSession(ABC):
         self, topk_weights: Tensor, topk_ids: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """``[T, K]`` twice -> rewritten weights, physical ids and the constants' sum ``[T, H]``."""
+        raise NotImplementedError
+
+    def expert_rows(self) -> int:
+        """Number of expert rows that were allocated."""
         raise NotImplementedError
 
 
@@ -209,7 +242,11 @@ class Backend(ABC):
         """Load a checkpoint directory. Raises ``Refused``, or whatever the engine raises."""
 
     def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
-        """Build one MoE layer from tensors under their checkpoint names."""
+        """Build one MoE layer from tensors under their checkpoint names, stored in float32.
+
+        Constants and projections are named as in an OLMoE checkpoint, below ``layer.path``.
+        Raises ``Unavailable``, ``Refused``, or whatever the engine raises.
+        """
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 - optional: most engines hold nothing between loads

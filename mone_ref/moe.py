@@ -36,13 +36,7 @@ def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) ->
     """``y = sum of retained w * expert(x) + sum of substituted w * v`` (SEM-1): ``[T, H]``."""
     logits = product(x, layer.router, precision)  # [T, E]
     weights, ids = routing.route(logits, layer.rule, layer.top_k, precision.router)  # [T, K]
-
-    constants = substitution.constant_sum(
-        weights, ids, layer.constants, layer.substitution.substituted
-    )  # [T, H]
-    kept, rows = substitution.rewrite_routes(weights, ids, layer.substitution)  # [T, K]
-    retained = experts.weighted_sum(x, kept, rows, layer.experts, precision)  # [T, H]
-    y = retained.to(precision.between) + constants.to(precision.between)  # [T, H]
+    y = retained(x, weights, ids, layer, precision) + constants(weights, ids, layer, precision)
 
     record("moe_in", x)
     record("router_logits", logits)
@@ -50,3 +44,20 @@ def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) ->
     record("router_ids", ids)
     record("moe_out", y)
     return y
+
+
+def retained(
+    x: Tensor, weights: Tensor, ids: Tensor, layer: MoeLayer, precision: Precision
+) -> Tensor:
+    """The first sum of SEM-1, ``[T, H]``, from routes over logical experts ``[T, K]``."""
+    kept, rows = substitution.rewrite_routes(weights, ids, layer.substitution)  # [T, K]
+    total = experts.weighted_sum(x, kept, rows, layer.experts, precision)  # [T, H]
+    return total.to(precision.between)
+
+
+def constants(weights: Tensor, ids: Tensor, layer: MoeLayer, precision: Precision) -> Tensor:
+    """The second sum of SEM-1, ``[T, H]``, rounded once to the dtype of activations (SEM-3)."""
+    total = substitution.constant_sum(
+        weights, ids, layer.constants, layer.substitution.substituted
+    )  # [T, H]
+    return total.to(precision.between)

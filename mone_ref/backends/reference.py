@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mone_ref import __version__, loading
-from mone_ref.backend import FEATURES, Backend, BackendInfo, LoadOptions, Refused, Scores, Session
+from mone_ref import __version__, layer, loading, moe, routing, substitution
+from mone_ref.backend import (
+    FEATURES,
+    Backend,
+    BackendInfo,
+    LayerSession,
+    LayerSpec,
+    LoadOptions,
+    Refused,
+    Scores,
+    Session,
+    Unavailable,
+)
 from mone_ref.errors import Code, Phase
+from mone_ref.moe import MoeLayer
+from mone_ref.precision import exact_products, plain
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,6 +53,18 @@ class ReferenceBackend(Backend):
                 code=Code.UNSUPPORTED_FEATURE,
             )
         return ReferenceSession(loading.load(checkpoint, DTYPES[options.dtype]))
+
+    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
+        """One MoE layer; ``Unavailable`` for routers that no family here has.
+
+        Raises ``Refused`` when the ranks do not divide the intermediate size.
+        """
+        if layer.scaling_factor != 1 or layer.groups or layer.correction_bias:
+            raise Unavailable("routers with a scaling factor, groups or a bias are not built here")
+        try:
+            return ReferenceLayer(layer, tensors)
+        except ValueError as error:
+            raise Refused(str(error), phase=Phase.INIT, code=Code.UNSUPPORTED_FEATURE) from error
 
 
 class ReferenceSession(Session):
@@ -74,3 +100,55 @@ class ReferenceSession(Session):
             self.model.score([prompt], trace.__setitem__)
             traces.append(trace)
         return traces
+
+
+class ReferenceLayer(LayerSession):
+    """One ``MoeLayer``, as the rank of its spec sees it."""
+
+    def __init__(self, spec: LayerSpec, tensors: Mapping[str, Tensor]) -> None:
+        self.spec = spec
+        self.precision = plain(DTYPES[spec.dtype])
+        whole = layer.build(spec, tensors, DTYPES[spec.dtype])
+        rank, size = spec.tp
+        ranks = range(size) if spec.reduced else (rank,)
+        self.shards: dict[int, MoeLayer] = {
+            one: replace(whole, experts=layer.shard(whole.experts, one, size)) for one in ranks
+        }
+
+    @property
+    def _layer(self) -> MoeLayer:
+        """Any of the shards: constants, routes and rows are the same on every rank."""
+        return next(iter(self.shards.values()))
+
+    def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
+        """Route by the layer's rule, then as ``forward_routed``."""
+        weights, ids = routing.route(
+            router_logits, self._layer.rule, self._layer.top_k, self.precision.router
+        )  # [T, K]
+        return self.forward_routed(hidden_states, weights, ids)
+
+    def forward_routed(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> Tensor:
+        """This rank's partial, or the sum over all ranks where the spec asks for it."""
+        with torch.inference_mode(), exact_products():
+            partials = [
+                layer.partial(hidden_states, topk_weights, topk_ids, shard, self.precision, rank)
+                for rank, shard in self.shards.items()
+            ]  # each [T, H]
+            return torch.stack(partials).sum(dim=0)
+
+    def rewrite_routes(
+        self, topk_weights: Tensor, topk_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Both steps of substitution; the constants' sum padded like the activations."""
+        weights, rows = substitution.rewrite_routes(
+            topk_weights, topk_ids, self._layer.substitution
+        )  # [T, K]
+        total = moe.constants(topk_weights, topk_ids, self._layer, self.precision)  # [T, H]
+        padding = max(self.spec.activation_size - self.spec.hidden_size, 0)
+        return weights, rows, torch.nn.functional.pad(total, (0, padding))
+
+    def expert_rows(self) -> int:
+        """Rows of the compact weights."""
+        return self._layer.experts.rows
