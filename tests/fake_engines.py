@@ -287,11 +287,11 @@ class AllocatesEveryRow(Honest):
 
 
 class CountsWrong(Honest):
-    """One row too few on one layer."""
+    """One row too few on every layer."""
 
     class session(Wrapped):
         def expert_rows(self) -> dict[int, int]:
-            return self.inner.expert_rows() | {1: 4}
+            return {layer: rows - 1 for layer, rows in self.inner.expert_rows().items()}
 
 
 class ScoresOnly(Honest):
