@@ -198,6 +198,12 @@ class AnswersNaN(Honest):
             return [Scores(torch.full_like(answer.logprobs, torch.nan)) for answer in answers]
 
 
+class AnswersOneNumber(Honest):
+    class session(Wrapped):
+        def score(self, prompts: list[list[int]]) -> list[Scores]:
+            return [Scores(answer.logprobs.mean()) for answer in self.inner.score(prompts)]
+
+
 class LosesTheVocabulary(Honest):
     """One column short."""
 

@@ -139,7 +139,6 @@ def test_a_call_stuck_outside_python_ends_with_its_stacks(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--backend=NAME is missing; known: reference"),
         (["--backend=none"], "no backend 'none': known are reference"),
         ([fake("Honest"), "--case=load/none"], "--case load/none: no such case"),
         ([fake("Honest"), "--error-map=none.toml"], "none.toml"),
@@ -215,6 +214,7 @@ def test_a_backend_that_cannot_be_had_is_one_error(name, fault):
         ({"engine_args": ("x",)}, "--engine-arg x: expected KEY=VALUE"),
         ({"error_map": Path("none.toml")}, "none.toml"),
         ({"expectations": Path("none.toml")}, "none.toml"),
+        ({"report": Path("none/r.jsonl")}, "no such directory"),
     ],
 )
 def test_settings_that_cannot_be_used_are_told_before_the_first_case(change, fault):
@@ -238,6 +238,15 @@ def test_an_engine_that_describes_itself_wrongly_is_refused(change, fault):
 
     with pytest.raises(OptionError, match=fault):
         Run(Settings("odd"), Odd(), ROOT)
+
+
+def test_an_engine_that_cannot_describe_itself_is_refused():
+    class Mute(fakes.Honest):
+        def describe(self):
+            raise RuntimeError("no driver")
+
+    with pytest.raises(OptionError, match=r"cannot describe itself: .*no driver"):
+        Run(Settings("mute"), Mute(), ROOT)
 
 
 def test_a_run_repeats_the_engines_options_in_its_advice():

@@ -82,6 +82,7 @@ EXPECTED: dict[type[Backend], tuple[dict[str, str], Word]] = {
     fakes.SwallowsTheAlarm: ({MISSING: "timeout", LORA: "timeout"}, Word.NOT_CONFORMANT),
     # about answers
     fakes.AnswersNaN: ({**NOTHING_BUT_ROWS, CONTROL: "mismatch"}, Word.INCOMPLETE),
+    fakes.AnswersOneNumber: ({**NOTHING_BUT_ROWS, CONTROL: "mismatch"}, Word.INCOMPLETE),
     fakes.AnswersNothing: (
         {**NOTHING_BUT_ROWS, CONTROL: "errored", ROWS: "errored"},
         Word.NOT_CONFORMANT,

@@ -182,7 +182,7 @@ def test_a_failure_says_what_was_due_what_came_and_how_to_repeat_it():
     for words in (
         "load/missing-constant at float32: wrongly-accepted",
         CASE.statement,
-        f"LOAD-7 (MUST): {CLAUSES['LOAD-7'].text}",
+        "LOAD-7 (MUST): Loading fails when a substituted expert of a built layer has no constant.",
         "expected   a refusal",
         "worst token 5: 0.12 against 3 x 0.003 (ratio 40)",
         "largest error: 0.5 against 3 x 0.01 (ratio 50)",
@@ -195,6 +195,12 @@ def test_a_failure_says_what_was_due_what_came_and_how_to_repeat_it():
     assert told.endswith(
         "mone-ref conform '--backend=my engine' --case load/missing-constant --dtype float32"
     )
+
+
+def test_a_clause_is_told_by_its_first_sentence():
+    told = text.first_sentence("`x` is 1.5 or less. `y` is not. And so on.")
+    assert told == "`x` is 1.5 or less."
+    assert text.first_sentence("One only") == "One only"
 
 
 def test_short_evidence_is_shown_whole():

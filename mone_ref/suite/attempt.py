@@ -48,7 +48,7 @@ class Attempt:
 
 def finite_fault(scores: Scores) -> str:
     """Why an answer is not even finite numbers."""
-    fault = form_fault(scores, scores.logprobs.shape[0])
+    fault = form_fault(scores, len(scores.logprobs) if scores.logprobs.ndim else 0)
     if fault:
         return fault
     rows = scores.logprobs[:-1] if last_row_absent(scores.logprobs) else scores.logprobs

@@ -65,7 +65,7 @@ def matches(version: str, wanted: str) -> bool:
 @dataclass(frozen=True)
 class Agreement:
     """Results against a file: ``declared`` ones agree, ``problems`` do not, ``ignored``
-    entries are about another engine, device, dtype or case."""
+    entries are about another version, device or dtype."""
 
     declared: Mapping[tuple[str, str], Deviation] = field(default_factory=dict)
     problems: Mapping[tuple[str, str], str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import errormap, expectations, options, report, spec, text, verdict
 from mone_ref.suite.bench import Options
+from mone_ref.suite.capture import chain
 from mone_ref.suite.cases import Case, Kind
 from mone_ref.suite.errormap import ErrorMap
 from mone_ref.suite.expectations import Agreement, Deviation
@@ -67,6 +68,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """Read every file before the first case, so that a bad one costs no engine time."""
+        check_places(self.settings)
         self.info = described(self.backend)
         self.clauses = spec.load(self.root)
         self.cases = case_files.load(self.root)
@@ -116,10 +118,12 @@ class Run:
     # -- what a result means
 
     def agreement(self) -> Agreement | None:
-        """Results against the expectation file, where there is one."""
+        """Results against the expectation file, where there is one; other cases left aside."""
         if self.deviations is None:
             return None
-        return expectations.agree(self.results, self.deviations, self.info)
+        judged = {result.case for result in self.results}
+        entries = [deviation for deviation in self.deviations if deviation.id in judged]
+        return expectations.agree(self.results, entries, self.info)
 
     def problem(self, result: Result) -> str:
         """How a result disagrees with the expectation file; empty when it does not."""
@@ -210,9 +214,19 @@ def existing(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
+def check_places(settings: Settings) -> None:
+    """Files can only be written where there is a directory. Raises ``OptionError``."""
+    for path in (settings.report, settings.markdown, settings.write_expectations):
+        if path is not None and not path.parent.is_dir():
+            raise OptionError(f"{path}: there is no such directory")
+
+
 def described(backend: Backend) -> BackendInfo:
     """The engine's description of itself. Raises ``OptionError`` when it makes no sense."""
-    info = backend.describe()
+    try:
+        info = backend.describe()
+    except Exception as error:
+        raise OptionError(f"the engine cannot describe itself: {chain(error)}") from error
     if not isinstance(info, BackendInfo):
         raise OptionError(f"describe() returned {type(info).__name__}, not BackendInfo")
     known: Iterable[tuple[str, Iterable[Any], Sequence[str]]] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,10 @@ def failure(
 ) -> str:
     """Everything about one case that is not ok, ending with the command that repeats it."""
     lines = [f"{case.id} at {result.dtype}: {result.outcome}", f"  {case.statement}"]
-    lines += [f"  {name} ({clauses[name].level}): {clauses[name].text}" for name in case.clauses]
+    lines += [
+        f"  {name} ({clauses[name].level}): {first_sentence(clauses[name].text)}"
+        for name in case.clauses
+    ]
     lines += [f"  expected   {result.expected}", f"  found      {result.found}"]
     if result.numbers:
         lines += numbers(result.numbers)
@@ -32,6 +36,11 @@ def failure(
         lines += ["  evidence"] + [f"    | {line}" for line in excerpt(result.evidence)]
     lines.append(f"  reproduce  {reproduce(result, command)}")
     return "\n".join(lines)
+
+
+def first_sentence(text: str) -> str:
+    """The start of a clause; ``mone-ref spec ID`` shows it whole."""
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", text, maxsplit=1)[0]
 
 
 def numbers(found: Numbers) -> list[str]:
