@@ -51,8 +51,6 @@ def read_settings(config: pytest.Config) -> Settings:
         given = config.getoption(name)
         return Path(config.invocation_params.dir, given) if given else None
 
-    if not config.getoption("backend"):
-        raise BackendError(f"--backend=NAME is missing; known: {', '.join(backends.targets())}")
     return Settings(
         backend=config.getoption("backend"),
         dtypes=tuple(config.getoption("dtype") or ()),

@@ -9,7 +9,8 @@ from typing import Any
 OPTIONS: dict[str, dict[str, Any]] = {
     "--backend": {
         "metavar": "NAME",
-        "help": "the engine: a built-in or installed name, or module:Class",
+        "default": "reference",
+        "help": "the engine: a built-in or installed name, or module:Class (default: reference)",
     },
     "--dtype": {
         "metavar": "DTYPE",
