@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mone_ref import declaration, dialects, model_config, strict_json
 from mone_ref.declaration import LayerSubstitution as LayerSubstitution
+from mone_ref.declaration import Listed
 from mone_ref.declaration import Substitution as Substitution
-from mone_ref.errors import Code, Phase, Problem, Rejected, show
+from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
 from mone_ref.fields import ROOT, Fields
 from mone_ref.model_config import ModelConfig as ModelConfig
 from mone_ref.strict_json import StrictJsonError
@@ -25,6 +27,23 @@ class Config:
     model: ModelConfig
     substitution: Substitution
     findings: tuple[Problem, ...]
+
+
+class NotModelled(Rejected):
+    """The config of a plain model that is not computed here, and may be right.
+
+    ``problems`` say which architecture or feature is not in the table; ``findings`` are
+    warnings and notes, as in ``Config``. A config that declares substituted experts is
+    never one of these: its list cannot be checked, so it is rejected.
+    """
+
+    def __init__(self, problems: Iterable[Problem], findings: Iterable[Problem]) -> None:
+        super().__init__(problems)
+        self.findings = tuple(findings)
+
+
+LIMITS = (Code.UNKNOWN_FAMILY, Code.MODEL_FEATURE)
+"""Codes of what this release does not compute, as opposed to what is wrong."""
 
 
 def read(directory: Path) -> Config:
@@ -58,7 +77,8 @@ def parse(text: bytes, file: str = FILE) -> Config:
     """Read a config from its bytes; ``file`` is its name in messages.
 
     Raises ``Rejected`` with every error: ``CONFIG_JSON`` (FMT-22), ``CONFIG_MODEL``
-    (FMT-1), ``SUBSTITUTION`` (FMT-2 to FMT-26). All are noticed at ``parse``.
+    (FMT-1), ``SUBSTITUTION`` (FMT-2 to FMT-26). All are noticed at ``parse``. Raises
+    its subclass ``NotModelled`` where the only reason is a model that is not computed here.
     """
     fields = _open(text, file)
     family = model_config.find_family(fields)
@@ -67,9 +87,17 @@ def parse(text: bytes, file: str = FILE) -> Config:
     listed = declaration.read(fields, sizes.get("num_layers"), sizes.get("num_experts"))
     dialects.check(fields, listed)
     if fields.errors or model is None or listed is None:
-        raise Rejected(fields.errors)
+        raise _rejection(fields, listed)
     substitution = declaration.bind(listed, model.family, model.num_experts)
     return Config(model, substitution, tuple(fields.problems))
+
+
+def _rejection(fields: Fields, listed: Listed | None) -> Rejected:
+    """What to raise; ``listed`` is empty where the config declares nothing."""
+    if listed == {} and all(problem.code in LIMITS for problem in fields.errors):
+        findings = (p for p in fields.problems if p.severity is not Severity.ERROR)
+        return NotModelled(fields.errors, findings)
+    return Rejected(fields.errors)
 
 
 def _open(text: bytes, file: str) -> Fields:

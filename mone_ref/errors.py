@@ -123,6 +123,15 @@ class Code(StrEnum):
         "An output head is stored although the config ties it to the embeddings.",
     )
     NON_FINITE_ROUTER = "MODEL_WEIGHTS/non-finite", "A router weight holds NaN or infinity."
+    NON_FINITE_WEIGHT = (
+        "MODEL_WEIGHTS/non-finite-weight",
+        "A weight that only a full scan reads holds NaN or infinity.",
+    )
+    ORPHAN = (
+        "MODEL_WEIGHTS/orphan",
+        "Half of a quantised weight: a scale without its weight, or values without their scale.",
+    )
+    DECODER_PATH = "MODEL_WEIGHTS/decoder-path", "The decoder lies under another path."
     TENSOR_DTYPE = "MODEL_WEIGHTS/dtype", "A tensor is stored in a type that cannot be computed."
     UNKNOWN_TENSOR = "MODEL_WEIGHTS/unknown", "A tensor that the model does not use."
 

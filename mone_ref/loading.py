@@ -122,8 +122,8 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be one of {FLOATS}, got {dtype}")
     report = validate.check(Path(path), dtype=str(dtype).removeprefix("torch."))
-    if report.errors:
-        raise Rejected(report.errors)
+    if reasons := report.errors + report.not_modelled:
+        raise Rejected(reasons)
     assert report.config is not None
     assert report.checkpoint is not None
     tensors = Tensors(report.checkpoint, dtype)

@@ -7,35 +7,44 @@ command line prints it; neither knows a rule of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from mone_ref import config as config_file
-from mone_ref import layout
+from mone_ref import generic_rules, layout, naming_rules
 from mone_ref.checkpoint import Checkpoint, TensorEntry, dtypes
-from mone_ref.checkpoint.text import count, plain, some
-from mone_ref.config import Config
-from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
+from mone_ref.checkpoint.tensor_problem import tensor_problem as _problem
+from mone_ref.checkpoint.text import count, some
+from mone_ref.config import Config, NotModelled
+from mone_ref.errors import Code, Problem, Rejected, Severity, show
 from mone_ref.tensor_names import ExpertTensor, expert_tensor, layer_index
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+
+MOST = 1000
+"""Most findings of one rule: a person reads fewer, and a list of 10^5 takes seconds to make."""
+
+NON_FINITE = (Code.NON_FINITE_CONSTANT, Code.NON_FINITE_ROUTER)
 
 
 @dataclass(frozen=True)
 class Report:
     """What ``check`` found, in the order of the rules.
 
-    ``config`` is None where config.json was rejected, ``checkpoint`` where the path is
-    no readable directory.
+    ``config`` is None where config.json was rejected, or names a model that is not
+    computed here; ``not_modelled`` then says why. That is no fault of the checkpoint, but
+    rules that need the family's row did not apply, and it cannot be loaded.
+    ``checkpoint`` is None where the path is no readable directory.
     """
 
     problems: tuple[Problem, ...]
     config: Config | None
     checkpoint: Checkpoint | None
+    not_modelled: tuple[Problem, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -56,13 +65,14 @@ class Report:
         return tuple(problem for problem in self.problems if problem.severity is severity)
 
 
-def check(directory: Path | str, dtype: str | None = None) -> Report:
+def check(directory: Path | str, dtype: str | None = None, *, scan: bool = False) -> Report:
     """Check a checkpoint directory without loading it; never raises for a bad checkpoint.
 
     Reads config.json, the index, all headers, the constants and the routers, and both
-    embedding matrices where they are tied and stored. ``dtype`` is the type in which
-    parameters will be held (``float16``): constants must stay finite in it (R8).
-    Tensors are compared with the config only when both could be read without an error.
+    embedding matrices where they are tied and stored; with ``scan`` every weight, for NaN
+    and infinity. ``dtype`` is the type in which parameters will be held (``float16``):
+    constants must stay finite in it (R8). Tensors are compared with the config only when
+    both could be read without an error. Of many findings of one rule ``MOST`` are listed.
 
     Raises ValueError for a ``dtype`` that is not in ``checkpoint.dtypes.PARAMETER_DTYPES``.
     """
@@ -72,39 +82,84 @@ def check(directory: Path | str, dtype: str | None = None) -> Report:
     if any(problem.code is Code.NOT_A_CHECKPOINT for problem in checkpoint.problems):
         return Report(checkpoint.problems, None, None)
     config: Config | None = None
+    not_modelled: tuple[Problem, ...] = ()
     try:
         config = config_file.read(checkpoint.directory)
         problems = [*config.findings, *checkpoint.problems]
+    except NotModelled as limits:
+        not_modelled = limits.problems
+        problems = [*limits.findings, *checkpoint.problems]
     except Rejected as rejected:
         problems = [*rejected.problems, *checkpoint.problems]
-    if config is not None and not checkpoint.errors:
+    if not checkpoint.errors:
         try:
-            problems += tensor_problems(config, checkpoint, dtype)
+            if config is not None:
+                problems += tensor_problems(config, checkpoint, dtype)
+            elif not_modelled:
+                problems += plain_problems(checkpoint)
+            problems += stored_problems(checkpoint, scan, problems)
         except Rejected as changed:  # a file changed while it was read
             problems += changed.problems
-    return Report(tuple(problems), config, checkpoint)
+    return Report(tuple(problems), config, checkpoint, not_modelled)
 
 
 def tensor_problems(
     config: Config, checkpoint: Checkpoint, dtype: str | None = None
 ) -> Iterator[Problem]:
     """All rules between a config and the tensors of a checkpoint, in order."""
-    yield from missing_constants(config, checkpoint)
-    yield from constant_shapes(config, checkpoint)
-    yield from constant_dtypes(config, checkpoint)
-    yield from non_finite_constants(config, checkpoint)
-    yield from overflowing_constants(config, checkpoint, dtype)
-    yield from unlisted_constants(config, checkpoint)
-    yield from fused_experts(config, checkpoint)
-    yield from retained_experts(config, checkpoint)
-    yield from leftover_experts(config, checkpoint)
-    yield from model_tensors(config, checkpoint)
-    yield from tensor_shapes(config, checkpoint)
-    yield from tensor_dtypes(config, checkpoint)
-    yield from tied_head(config, checkpoint)
-    yield from non_finite_routers(config, checkpoint)
-    yield from unbuilt_layers(config, checkpoint)
-    yield from unknown_tensors(config, checkpoint)
+    misnamed = list(naming_rules.decoder_path(config, checkpoint))
+    if misnamed:  # every other rule would report every tensor
+        yield from misnamed
+        return
+    for rule in (
+        missing_constants(config, checkpoint),
+        constant_shapes(config, checkpoint),
+        constant_dtypes(config, checkpoint),
+        non_finite_constants(config, checkpoint),
+        overflowing_constants(config, checkpoint, dtype),
+        unlisted_constants(config, checkpoint),
+        fused_experts(config, checkpoint),
+        retained_experts(config, checkpoint),
+        leftover_experts(config, checkpoint),
+        routers(config, checkpoint),
+        model_tensors(config, checkpoint),
+        tensor_shapes(config, checkpoint),
+        tensor_dtypes(config, checkpoint),
+        tied_head(config, checkpoint),
+        non_finite_routers(config, checkpoint),
+        unbuilt_layers(config, checkpoint),
+        unknown_tensors(config, checkpoint),
+    ):
+        yield from _most(rule)
+
+
+def plain_problems(checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Rules for a plain checkpoint of a model that is not computed here."""
+    yield from _most(generic_rules.expert_gaps(checkpoint))
+    yield from _most(generic_rules.mixed_layouts(checkpoint))
+    yield from generic_rules.constants_without_list(checkpoint)
+
+
+def stored_problems(
+    checkpoint: Checkpoint, scan: bool, known: Sequence[Problem]
+) -> Iterator[Problem]:
+    """Rules on what is stored, whatever the config says; ``known`` is not said again."""
+    yield from generic_rules.orphaned_companions(checkpoint)
+    yield from generic_rules.missing_scales(checkpoint)
+    if scan:
+        reported = {problem.where for problem in known if problem.code in NON_FINITE}
+        found = generic_rules.non_finite_weights(checkpoint)
+        yield from _most(problem for problem in found if problem.where not in reported)
+
+
+def _most(rule: Iterator[Problem]) -> Iterator[Problem]:
+    """The first findings of a rule; a broken list of a large model has several per expert."""
+    for listed, problem in enumerate(rule):
+        if listed == MOST:
+            found = f"more than {MOST} findings of this kind"
+            yield replace(problem, where="more", found=found, expected="none")
+            return
+        yield problem
 
 
 # -- constants
@@ -221,6 +276,10 @@ def retained_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem
     Experts of an unlisted layer, or with a constant, that lack all three say that the
     checkpoint was pruned and the list is lost or stale: one problem for the layer.
     """
+    misnamed = list(naming_rules.no_expert(config, checkpoint))
+    if misnamed:
+        yield from misnamed
+        return
     family = config.model.family
     constants = _stored_constants(config, checkpoint)
     fused = _fused_layers(config, checkpoint)
@@ -266,15 +325,29 @@ def leftover_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem
 # -- the model's own tensors
 
 
+def routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Every MoE layer has its router, under its family's name (FMT-1)."""
+    misnamed = list(naming_rules.no_router(config, checkpoint))
+    if misnamed:
+        yield from misnamed
+        return
+    for layer, name in enumerate(_routers(config)):
+        if name not in checkpoint.tensors:
+            found = "nothing"
+            if candidates := naming_rules.router_candidates(config, checkpoint, layer):
+                found = f"{some(candidates, 'unread tensor')} of as many rows"
+            expected = f"the router of layer {layer}"
+            yield _problem(Code.MISSING_TENSOR, checkpoint, name, found, expected, "FMT-1")
+
+
 def model_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
-    """Everything but experts and constants that the model needs is there."""
-    routers = _routers(config)
+    """Everything but experts, constants and routers that the model needs is there."""
+    elsewhere = set(_routers(config))
     for name in _model_shapes(config):
         in_experts = expert_tensor(config.model.family, name) is not None
-        if not in_experts and name not in checkpoint.tensors:
+        if not in_experts and name not in elsewhere and name not in checkpoint.tensors:
             expected = "a tensor of the model"
-            clause = "FMT-1" if name in routers else ""
-            yield _problem(Code.MISSING_TENSOR, checkpoint, name, "nothing", expected, clause)
+            yield _problem(Code.MISSING_TENSOR, checkpoint, name, "nothing", expected)
 
 
 def tensor_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
@@ -375,21 +448,6 @@ def unknown_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]
 
 
 # -- what the rules share
-
-
-def _problem(
-    code: Code,
-    checkpoint: Checkpoint,
-    name: str,
-    found: str,
-    expected: str,
-    clause: str = "",
-    severity: Severity = Severity.ERROR,
-) -> Problem:
-    """A problem of a tensor, in its own file or in the one that should have listed it."""
-    entry = checkpoint.tensors.get(name)
-    file = plain(entry.file if entry else checkpoint.listing)
-    return Problem(code, Phase.LOAD, plain(name), found, expected, file, severity, clause)
 
 
 def _constants(config: Config, checkpoint: Checkpoint) -> Iterator[TensorEntry]:

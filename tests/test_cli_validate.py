@@ -105,6 +105,7 @@ def test_json_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "tensor_bytes": sum(len(data) for _, _, data in handmade.tensors().values()) - 8,
         "form": "approx",
         "substituted": {"0": [1, 3]},
+        "not_modelled": [],
     }
     assert findings == [
         {
@@ -119,6 +120,31 @@ def test_json_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str
             "clause": "LOAD-7",
         }
     ]
+
+
+def test_an_unknown_architecture_is_no_finding_and_the_summary_says_what_was_not_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"architectures": ["NovelForCausalLM"], "model_type": "novel"}
+    directory = write(tmp_path, {"config.json": config, FILE: safetensors({"a": bf16([2])})})
+    status, text = run(capsys, directory)
+    summary, limit = text.splitlines()
+    assert status == 0
+    assert summary == f"{directory}: 0 errors, 0 warnings, 0 notes, 1 tensor in 1 file"
+    assert limit.startswith("not checked: names, shapes and types of the model's tensors")
+    assert "found architectures ['NovelForCausalLM']" in limit
+    (reason,) = json.loads(run(capsys, directory, "--json")[1])["not_modelled"]
+    assert (reason["code"], reason["where"]) == ("CONFIG_MODEL/unknown-family", "$.architectures")
+
+
+def test_scan_reads_every_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    directory = checkpoint(tmp_path, **{name: bf16([3, 4], b"\xc0\x7f")})
+    assert run(capsys, directory)[0] == 0
+    status, text = run(capsys, directory, "--scan")
+    assert status == 0
+    assert text.startswith(f"warning MODEL_WEIGHTS/non-finite-weight {FILE}: {name}: found 12 ")
+    assert run(capsys, directory, "--scan", "--strict")[0] == 1
 
 
 def test_json_of_an_unreadable_config_has_no_sizes_of_it(

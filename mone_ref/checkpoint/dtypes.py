@@ -36,6 +36,20 @@ BITS = {
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # the types in which weights can be computed with
 
+# Bits that tell a value that is no number: ``x & mask == pattern`` for NaN, and infinity
+# where the type has one. Types that are not here have neither, or are not known.
+NON_FINITE = {
+    "F64": ("<u8", 0x7FF << 52, 0x7FF << 52),
+    "F32": ("<u4", 0xFF << 23, 0xFF << 23),
+    "F16": ("<u2", 0x1F << 10, 0x1F << 10),
+    "BF16": ("<u2", 0xFF << 7, 0xFF << 7),
+    "F8_E5M2": ("<u1", 0x7C, 0x7C),
+    "F8_E4M3": ("<u1", 0x7F, 0x7F),
+    "F8_E4M3FNUZ": ("<u1", 0xFF, 0x80),
+    "F8_E5M2FNUZ": ("<u1", 0xFF, 0x80),
+    "F8_E8M0": ("<u1", 0xFF, 0xFF),
+}
+
 LARGEST = 2**63 - 1  # of a dimension or an offset: what a file system can hold
 
 # Significand bits and largest exponent of the dtypes in which parameters are held.
@@ -71,6 +85,13 @@ def decode(data: bytes, dtype: str) -> NDArray[np.floating[Any]]:
         bits = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
         return bits.view("<f4")
     return np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype])
+
+
+def non_finite(data: bytes, dtype: str) -> int:
+    """How many values are NaN or infinite; ``dtype`` must be in ``NON_FINITE``."""
+    kind, mask, pattern = NON_FINITE[dtype]
+    bits = np.frombuffer(data, kind)
+    return int(np.count_nonzero((bits & bits.dtype.type(mask)) == pattern))
 
 
 def overflow_bound(dtype: str) -> float:

@@ -43,12 +43,15 @@ def validate_directory(
             help="Dtype in which parameters will be held; constants must stay finite in it.",
         ),
     ] = None,
+    scan: Annotated[
+        bool, typer.Option("--scan", help="Read every weight and report NaN and infinity.")
+    ] = False,
 ) -> None:
     """Check a checkpoint: config, files, and every tensor against the list.
 
     Exits 0 when it is fine, 1 on errors, 2 when DIR cannot be read as a directory.
     """
-    report = validate.check(directory, dtype)
+    report = validate.check(directory, dtype, scan=scan)
     if strict:
         report = replace(report, problems=tuple(_hardened(report.problems)))
     status = exit_status(report)
@@ -85,6 +88,11 @@ def lines(directory: Path, report: Report) -> Iterator[str]:
         if printed[kind] == SHOWN < totals[kind]:
             yield f"... and {totals[kind] - SHOWN} more {problem.code} (--json lists all)"
     yield f"{plain(str(directory))}: {_counted(report)}"
+    for limit in report.not_modelled:
+        yield (
+            f"not checked: names, shapes and types of the model's tensors, nor experts against "
+            f"the config: {limit.where}: found {limit.found}, expected {limit.expected}"
+        )
 
 
 def line(problem: Problem) -> str:
@@ -128,6 +136,7 @@ def document(directory: Path, report: Report, status: int) -> dict[str, Any]:
         "tensor_bytes": sum(t.size for t in checkpoint.tensors.values()) if checkpoint else None,
         "form": config.substitution.form if config else None,
         "substituted": _substituted(report),
+        "not_modelled": [problem.as_dict() for problem in report.not_modelled],
         "findings": [problem.as_dict() for problem in report.problems],
     }
 
