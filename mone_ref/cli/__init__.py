@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 COMMANDS = ("validate", "fixtures", "conform", "spec")
 
 # What a missing package belongs to: commands need more than the library does.
-EXTRAS = {"rich": "cli", "typer": "cli", "jsonschema": "conformance", "pytest": "conformance"}
+EXTRAS = {
+    "jsonschema": "cli",
+    "rich": "cli",
+    "typer": "cli",
+    "packaging": "conformance",
+    "pytest": "conformance",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app = application(words[0] if words and words[0] in COMMANDS else None)
+        app(words, prog_name="mone-ref")
     except ModuleNotFoundError as error:
         install = _installation(error)
         if install is None:
             raise
         print(f"error: {error.name} is not installed: {install}", file=sys.stderr)
         sys.exit(2)
-    app(words, prog_name="mone-ref")
 
 
 def application(command: str | None = None) -> typer.Typer:

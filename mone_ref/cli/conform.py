@@ -38,6 +38,7 @@ def conform(
 
 def run(arguments: list[str]) -> int:
     """Run the suite with pytest; returns its exit code, or 2 without the suite's data."""
+    import packaging.specifiers  # noqa: F401 - pytest would tell its absence with a traceback
     import pytest
 
     try:
