@@ -14,6 +14,9 @@ ifeq ($(BACKEND),vllm)
 conformance:
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh conformance/engines/setup-vllm.sh .venv-vllm
 	.venv-vllm/bin/mone-ref conform --backend=vllm $(ARGS)
+else ifeq ($(BACKEND),transformers)
+conformance: $(VENV)/.transformers
+	$(BIN)/mone-ref conform --backend=transformers $(ARGS)
 else
 conformance: $(VENV)/.conformance
 	$(BIN)/mone-ref conform --backend=$(BACKEND) $(ARGS)
@@ -42,6 +45,10 @@ $(VENV)/.conformance: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[conformance]"
+	touch $@
+
+$(VENV)/.transformers: $(VENV)/.conformance
+	$(BIN)/python -m pip install --quiet --editable ".[conformance,transformers]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.conformance

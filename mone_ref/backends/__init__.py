@@ -11,6 +11,7 @@ from mone_ref.errors import show
 GROUP = "mone_ref.backends"
 BUILT_IN = {
     "reference": "mone_ref.backends.reference:ReferenceBackend",
+    "transformers": "mone_ref.backends.transformers:TransformersBackend",
     "vllm": "mone_ref.backends.vllm:VllmBackend",
 }
 

@@ -1,0 +1,1 @@
+"""What users import: substituted checkpoints in other people's libraries."""
