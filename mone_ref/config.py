@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mone_ref import declaration, dialects, model_config, strict_json
+from mone_ref import declaration, dialects, explicit, model_config, quantisation, strict_json
 from mone_ref.declaration import LayerSubstitution as LayerSubstitution
-from mone_ref.declaration import Listed
+from mone_ref.declaration import Listed, Named
 from mone_ref.declaration import Substitution as Substitution
 from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
 from mone_ref.fields import ROOT, Fields
@@ -84,17 +84,27 @@ def parse(text: bytes, file: str = FILE) -> Config:
     family = model_config.find_family(fields)
     sizes = model_config.read_sizes(fields, family) if family else {}
     model = model_config.read(fields, family, sizes) if family else None
-    listed = declaration.read(fields, sizes.get("num_layers"), sizes.get("num_experts"))
-    dialects.check(fields, listed)
-    if fields.errors or model is None or listed is None:
-        raise _rejection(fields, listed)
-    substitution = declaration.bind(listed, model.family, model.num_experts)
-    return Config(model, substitution, tuple(fields.problems))
+    quantisation.check(fields)
+    bounds = explicit.Bounds(family, sizes.get("num_layers"), sizes.get("num_experts"))
+    listed = declaration.read(fields, bounds.num_layers, bounds.num_experts)
+    named = explicit.read(fields, bounds)
+    dialects.check(fields, listed, named)
+    if fields.errors or model is None or listed is None or named is None:
+        raise _rejection(fields, listed, named)
+    return Config(model, _bind(model, listed, named), tuple(fields.problems))
 
 
-def _rejection(fields: Fields, listed: Listed | None) -> Rejected:
-    """What to raise; ``listed`` is empty where the config declares nothing."""
-    if listed == {} and all(problem.code in LIMITS for problem in fields.errors):
+def _bind(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
+    """The one declaration of a config, in either form (FMT-13)."""
+    if named:
+        return declaration.bind("explicit", named, model.num_experts)
+    names = declaration.derived_names(listed, model.family)
+    return declaration.bind("approx", names, model.num_experts)
+
+
+def _rejection(fields: Fields, listed: Listed | None, named: Named | None) -> Rejected:
+    """What to raise; ``listed`` and ``named`` are empty where the config declares nothing."""
+    if listed == {} and named == {} and all(problem.code in LIMITS for problem in fields.errors):
         findings = (p for p in fields.problems if p.severity is not Severity.ERROR)
         return NotModelled(fields.errors, findings)
     return Rejected(fields.errors)

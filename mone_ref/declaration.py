@@ -1,4 +1,4 @@
-"""Which experts a config declares as substituted: the approx form (FMT-2, FMT-3).
+"""Which experts a config declares as substituted, and the approx form (FMT-2, FMT-3).
 
 Strict on purpose: a list that is misread means experts that are silently never
 loaded (FMT-17 to FMT-21).
@@ -18,12 +18,15 @@ from mone_ref.strict_json import child
 
 APPROX = "approximate_experts"
 
-LAYER_KEY = re.compile(r"0|[1-9][0-9]*")
-LAYER_DIGITS = 9
-"""A layer key with more digits is beyond any model, and int() refuses very long ones."""
+CANONICAL = re.compile(r"0|[1-9][0-9]*")
+MAX_DIGITS = 9
+"""An index with more digits is beyond any model, and int() refuses very long ones."""
 
 Listed = dict[int, tuple[int, ...]]
 """Layer index -> substituted ids in the config's order; no empty entries."""
+
+Named = dict[int, dict[int, str]]
+"""Layer index -> substituted id -> name of its constant, in the config's order."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class LayerSubstitution:
     """Substituted experts of one MoE layer.
 
     ``listed`` keeps the order of the config; everything else is ascending
-    (EXEC-2). ``constants`` maps each substituted id to the name of its tensor.
+    (EXEC-2). ``constants`` maps each substituted id to the name of its tensor; the
+    explicit form may give one name to several experts.
     """
 
     layer: int
@@ -54,8 +58,8 @@ class LayerSubstitution:
 class Substitution:
     """The whole declaration: layer index -> its substituted experts.
 
-    Layers without substituted experts are absent. ``form`` is ``approx``, or
-    ``none`` when nothing is substituted.
+    Layers without substituted experts are absent. ``form`` is ``approx``, ``explicit``,
+    or ``none`` when nothing is substituted.
     """
 
     form: str
@@ -66,18 +70,21 @@ class Substitution:
         return self.layers.get(layer) or LayerSubstitution(layer, num_logical, (), {})
 
 
-def bind(listed: Listed, family: Family, num_experts: int) -> Substitution:
-    """The declaration with the names of its constants (FMT-5), layers ascending."""
+def bind(form: str, named: Named, num_experts: int) -> Substitution:
+    """A declaration that was read in one ``form``, layers and ids ascending."""
     layers = {
-        layer: LayerSubstitution(
-            layer,
-            num_experts,
-            ids,
-            {expert: family.constant_name(layer, expert) for expert in sorted(ids)},
-        )
-        for layer, ids in sorted(listed.items())
+        layer: LayerSubstitution(layer, num_experts, tuple(names), dict(sorted(names.items())))
+        for layer, names in sorted(named.items())
     }
-    return Substitution("approx" if layers else "none", layers)
+    return Substitution(form if layers else "none", layers)
+
+
+def derived_names(listed: Listed, family: Family) -> Named:
+    """The names that the approx form gives to the constants of a list (FMT-5)."""
+    return {
+        layer: {expert: family.constant_name(layer, expert) for expert in ids}
+        for layer, ids in listed.items()
+    }
 
 
 def read(fields: Fields, num_layers: int | None, num_experts: int | None) -> Listed | None:
@@ -112,11 +119,11 @@ def _read_map(
 
 def _layer_index(fields: Fields, path: str, key: str, num_layers: int | None) -> int | None:
     """The integer of a layer key. One spelling per layer, so no layer is listed twice (FMT-21)."""
-    if not LAYER_KEY.fullmatch(key):
+    if not CANONICAL.fullmatch(key):
         expected = "a decimal layer index without sign, space or leading zero"
         fields.report(Code.LAYER_KEY, path, show(key), expected, "FMT-21")
         return None
-    layer = int(key) if len(key) <= LAYER_DIGITS else None
+    layer = int(key) if len(key) <= MAX_DIGITS else None
     if layer is None or (num_layers is not None and layer >= num_layers):
         bound = "of the model" if num_layers is None else f"from 0 to {num_layers - 1}"
         fields.report(

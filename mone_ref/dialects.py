@@ -8,58 +8,53 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mone_ref.declaration import APPROX, Listed
+from mone_ref import explicit
+from mone_ref.declaration import APPROX, Listed, Named
 from mone_ref.errors import Code, Severity, show
 from mone_ref.fields import ROOT, TEXT_CONFIG, Fields, Found
 from mone_ref.strict_json import child
 
 INIT_TOKENS = "approximate_expert_init_tokens"
-EXPLICIT = ("compression_config", "transform_config", "expert_substitution")
 
 
-def check(fields: Fields, listed: Listed | None) -> None:
-    """Report other forms, dialects and near misses; ``listed`` is None when it was not readable."""
+def check(fields: Fields, listed: Listed | None, named: Named | None) -> None:
+    """Report two forms at once, misplaced forms, dialects and near misses.
+
+    ``listed`` and ``named`` are what the two forms declare, None when not readable.
+    """
     _check_forms(fields)
     _check_mone_block(fields)
     _check_other_holders(fields)
     _warn_near_misses(fields)
-    if listed is not None:
-        _check_init_tokens(fields, listed)
+    if listed is not None and named is not None:
+        _check_init_tokens(fields, listed or {layer: tuple(ids) for layer, ids in named.items()})
 
 
 def _check_forms(fields: Fields) -> None:
-    """Refuse the explicit form: beside the approx form, misplaced, or alone."""
-    approx = fields.find(APPROX)
-    explicit = [found for holder in fields.holders if (found := _explicit(fields, *holder))]
-    if approx and explicit:
-        both = " and ".join(found.path for found in (*approx, *explicit))
-        fields.report(Code.BOTH_FORMS, explicit[0].path, both, "one form", "FMT-13")
-    its_path = ".".join((ROOT, *EXPLICIT))
-    for found in explicit:
-        if found.path != its_path:
-            expected = f"the explicit form at the top level, as {its_path}"
-            fields.report(Code.MISPLACED, found.path, "the explicit form", expected, "FMT-16")
-        elif not approx:
-            expected = f"{APPROX}: this release reads the approx form only"
-            fields.report(Code.EXPLICIT_FORM, found.path, "the explicit form", expected, "FMT-6")
+    """Refuse the explicit form beside the approx form (FMT-13) or misplaced (FMT-16)."""
+    approx, declared = fields.find(APPROX), explicit.find(fields)
+    if approx and declared:
+        both = " and ".join(found.path for found in (*approx, *declared))
+        fields.report(Code.BOTH_FORMS, declared[0].path, both, "one form", "FMT-13")
+    misplaced = [found.path for found in declared if found.path != explicit.PLACE]
+    for path, node in _objects(*fields.holders[-1]):
+        if path.endswith(f".{explicit.PATH[-1]}") and node.get("targets") is not None:
+            misplaced.append(path)
+    for path in dict.fromkeys(misplaced):
+        if path != explicit.PLACE:
+            expected = f"the explicit form at the top level, as {explicit.PLACE}"
+            fields.report(Code.MISPLACED, path, "the explicit form", expected, "FMT-16")
 
 
-def _explicit(fields: Fields, path: str, node: Mapping[str, Any]) -> Found | None:
-    """The explicit declaration below one holder; ``{}`` declares, null does not."""
-    for key in EXPLICIT:
-        value, path = node.get(key), child(path, key)
-        if value is None:
-            return None
-        if key == EXPLICIT[-1]:
-            return Found(path, value)
-        if not isinstance(value, dict):
-            fields.report(Code.EXPLICIT_FORM, path, show(value), "a JSON object", "FMT-6")
-            return None
-        node = value
-    return None
+def _objects(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every object inside another one, with its path; objects in arrays are not looked at."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield child(path, key), value
+            yield from _objects(child(path, key), value)
 
 
 def _check_mone_block(fields: Fields) -> None:
@@ -114,10 +109,13 @@ def _check_counts(fields: Fields, counts: Found, length: int) -> None:
 
 def _warn_near_misses(fields: Fields) -> None:
     """Warn about keys that were probably meant as one of ours: they would go unread (FMT-23)."""
-    ours = {_letters(path[-1]): ".".join(path) for path in ((APPROX,), (INIT_TOKENS,), EXPLICIT)}
-    for path, holder in fields.holders:
+    ours = {
+        _letters(path[-1]): ".".join(path) for path in ((APPROX,), (INIT_TOKENS,), explicit.PATH)
+    }
+    holders = [*fields.holders, *explicit.way(fields)]
+    for path, holder in holders:
         for key in holder:
-            if key in (APPROX, INIT_TOKENS):
+            if key in (APPROX, INIT_TOKENS) or child(path, key) == explicit.PLACE:
                 continue
             for match in difflib.get_close_matches(_letters(key), ours, n=1, cutoff=0.8):
                 expected = f"{ours[match]}, if that was meant; this key is not read"

@@ -88,7 +88,17 @@ class Code(StrEnum):
     ALL_SUBSTITUTED = "SUBSTITUTION/all-substituted", "A layer retains no expert."
     LAYER_NOT_MOE = "SUBSTITUTION/layer-not-moe", "A listed layer is no MoE layer of the model."
     BOTH_FORMS = "SUBSTITUTION/both-forms", "Both declaration forms are present."
-    EXPLICIT_FORM = "SUBSTITUTION/explicit-form", "The explicit form is malformed or not read."
+    EXPLICIT_FORM = "SUBSTITUTION/explicit-form", "An object of the explicit form is missing."
+    VERSION = "SUBSTITUTION/version", "The explicit form has another version than 1."
+    ROUTER_SEMANTICS = "SUBSTITUTION/router-semantics", "The routing rule is another one."
+    TARGET_PATH = "SUBSTITUTION/target-path", "A target path does not hold one layer index."
+    TARGET_UNBOUND = "SUBSTITUTION/target-unbound", "A target path names no experts of the decoder."
+    TARGET_REPEATED = "SUBSTITUTION/target-repeated", "Two targets name one layer."
+    EXPERT_COUNT = "SUBSTITUTION/expert-count", "num_logical_experts is not the model's count."
+    WEIGHT_LAYOUT = "SUBSTITUTION/weight-layout", "The layout of weights is another one."
+    ID_KEY = "SUBSTITUTION/id-key", "A replacement's key is not a canonical decimal string."
+    REPLACEMENT_FORMAT = "SUBSTITUTION/replacement-format", "A replacement is no constant."
+    CONSTANT_NAME = "SUBSTITUTION/constant-name", "The name of a constant cannot be one."
     MISPLACED = "SUBSTITUTION/misplaced", "A declaration stands where it does not count."
     PLACEMENT_CONFLICT = (
         "SUBSTITUTION/placement-conflict",
@@ -112,6 +122,10 @@ class Code(StrEnum):
         "A constant becomes infinite in the dtype in which parameters are held.",
     )
     UNLISTED_CONSTANT = "UNLISTED_CONSTANT/retained", "A constant for an expert that is retained."
+    UNNAMED_CONSTANT = (
+        "UNLISTED_CONSTANT/unnamed",
+        "A constant under a derived name that the explicit form does not name.",
+    )
     UNLISTED_LAYER = "UNLISTED_CONSTANT/layer", "A constant in a layer that is not listed."
     MISSING_EXPERT = "EXPERT_WEIGHTS/missing", "A retained expert lacks a projection."
     FUSED_EXPERTS = "EXPERT_WEIGHTS/fused", "Fused expert tensors on a substituted layer."

@@ -172,23 +172,12 @@ def read(fields: Fields, family: Family, sizes: dict[str, int]) -> ModelConfig |
 
 
 def _check_features(fields: Fields) -> None:
-    """Refuse what this model does not compute, quantisation included (CAP-8)."""
+    """Refuse what this model does not compute."""
     for key, accepted in FEATURES.items():
         for found in fields.find(key):
             if not any(same(found.value, value) for value in accepted):
                 expected = " or ".join(["null", *map(show, accepted)])
                 fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)
-    quantised = fields.find("quantization_config")
-    for found in fields.find("compression_config"):
-        if isinstance(found.value, dict):
-            quantised += [
-                Found(child(found.path, key), found.value[key])
-                for key in ("quant_method", "config_groups")
-                if found.value.get(key)
-            ]
-    for found in quantised:
-        expected = "null: quantised weights are not supported"
-        fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected, "CAP-8")
 
 
 def _read_rope_theta(fields: Fields) -> float | None:

@@ -306,7 +306,19 @@ def test_repeated_keys() -> None:
 # -- placement and other forms
 
 LIST = {"1": [1, 4], "0": [2]}
-EXPLICIT = {"transform_config": {"expert_substitution": {"version": 1}}}
+EXPLICIT = {
+    "transform_config": {
+        "expert_substitution": {
+            "version": 1,
+            "router_semantics": {
+                "preserve_logical_expert_ids": True,
+                "preserve_router_weights": True,
+                "renormalize_after_substitution": False,
+            },
+            "targets": {},
+        }
+    }
+}
 EXPLICIT_PATH = "compression_config.transform_config.expert_substitution"
 
 
@@ -337,30 +349,22 @@ def test_different_copies(other: Any) -> None:
 
 
 @pytest.mark.parametrize("approx", [LIST, {}])
-@pytest.mark.parametrize("explicit", [{"version": 1}, {}])
-def test_both_forms(approx: Any, explicit: Any) -> None:
-    compression = {"transform_config": {"expert_substitution": explicit}}
-    for holder, changes in (
-        ("$", {"approximate_experts": approx}),
-        ("$.text_config", {"text_config": {"approximate_experts": approx}}),
-    ):
-        with pytest.raises(Rejected) as caught:
-            config.parse(cfg(compression_config=compression, **changes))
-        (problem,) = caught.value.problems
-        assert (problem.code, problem.clause) == (Code.BOTH_FORMS, "FMT-13")
-        assert f"{holder}.approximate_experts" in problem.found
-        assert f"$.{EXPLICIT_PATH}" in problem.found
+@pytest.mark.parametrize("in_text", [False, True])
+def test_both_forms(approx: Any, in_text: bool) -> None:
+    """Also when one of them declares nothing: two truths, whichever is read."""
+    declared = {"approximate_experts": approx}
+    changes = {"text_config": declared} if in_text else declared
+    with pytest.raises(Rejected) as caught:
+        config.parse(cfg(compression_config=EXPLICIT, **changes))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.clause) == (Code.BOTH_FORMS, "FMT-13")
+    holder = "$.text_config" if in_text else "$"
+    assert problem.found == f"{holder}.approximate_experts and $.{EXPLICIT_PATH}"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"approximate_experts": None, "compression_config": EXPLICIT},
-        {"compression_config": EXPLICIT},
-    ],
-)
-def test_explicit_form_alone(changes: dict[str, Any]) -> None:
-    assert errors(cfg(**changes)) == [(Code.EXPLICIT_FORM, f"$.{EXPLICIT_PATH}", "FMT-6")]
+def test_null_is_no_second_form() -> None:
+    read = config.parse(cfg(approximate_experts=None, compression_config=EXPLICIT))
+    assert (read.substitution, read.findings) == (config.Substitution("none", {}), ())
 
 
 def test_explicit_form_is_null() -> None:
@@ -376,6 +380,14 @@ def test_explicit_form_is_null() -> None:
     [
         ({"text_config": {"compression_config": EXPLICIT}}, Code.MISPLACED,
          f"$.text_config.{EXPLICIT_PATH}", "FMT-16"),
+        ({"text_config": {"compression_config": {"transform_config": {"expert_substitution": 1}}}},
+         Code.MISPLACED, f"$.text_config.{EXPLICIT_PATH}", "FMT-16"),
+        (EXPLICIT, Code.MISPLACED, "$.transform_config.expert_substitution", "FMT-16"),
+        ({"compression_config": EXPLICIT["transform_config"]}, Code.MISPLACED,
+         "$.compression_config.expert_substitution", "FMT-16"),
+        (EXPLICIT["transform_config"], Code.MISPLACED, "$.expert_substitution", "FMT-16"),
+        ({"llm_config": {"compression_config": EXPLICIT}}, Code.MISPLACED,
+         f"$.llm_config.{EXPLICIT_PATH}", "FMT-16"),
         ({"llm_config": {"approximate_experts": LIST}}, Code.MISPLACED,
          "$.llm_config.approximate_experts", "FMT-3"),
         ({"compression_config": []}, Code.EXPLICIT_FORM, "$.compression_config", "FMT-6"),

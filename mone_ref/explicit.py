@@ -1,0 +1,285 @@
+"""The explicit form: substituted experts beside the names of their constants (FMT-6).
+
+The same facts as the approx form, spelt out. Every value that the format fixes is
+compared, never converted: a version or a routing rule that is not understood would
+change answers without a word (FMT-7 to FMT-11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mone_ref.declaration import CANONICAL, MAX_DIGITS, Named
+from mone_ref.errors import Code, Severity, show
+from mone_ref.families import Family
+from mone_ref.fields import ROOT, Fields, Found
+from mone_ref.strict_json import child
+
+PATH = ("compression_config", "transform_config", "expert_substitution")
+PLACE = ".".join((ROOT, *PATH))
+
+VERSION = 1
+ROUTER_SEMANTICS = {
+    "preserve_logical_expert_ids": True,
+    "preserve_router_weights": True,
+    "renormalize_after_substitution": False,
+}
+WEIGHT_LAYOUT = "compact_retained_experts"
+FORMAT = "constant-v1"
+
+TEXT_DECODER = "language_model"
+"""Outer module under which a multimodal model holds its decoder."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the declaration is held against; None where that part of the config is broken."""
+
+    family: Family | None
+    num_layers: int | None
+    num_experts: int | None
+
+
+def find(fields: Fields) -> list[Found]:
+    """The explicit declarations of a config, misplaced ones too; ``{}`` declares, null does not."""
+    return [
+        found
+        for path, node in fields.holders
+        if (found := _last(Found(path, node))) and found.value is not None
+    ]
+
+
+def _last(found: Found) -> Found | None:
+    """The member at the end of ``PATH`` below one holder; None where the way there ends early."""
+    for key in PATH:
+        if not isinstance(found.value, dict):
+            return None
+        found = _member(found, key)
+    return found
+
+
+def read(fields: Fields, bounds: Bounds) -> Named | None:
+    """The names of all constants; empty without a declaration at the top level (FMT-16).
+
+    None with the problems in ``fields`` when any part of the declaration is wrong.
+    """
+    before = len(fields.errors)
+    for found in _way(fields):
+        if found.value is not None:
+            _is_object(fields, found)  # another value would hide a declaration
+    named: Named = {}
+    for block in find(fields):
+        if block.path == PLACE:
+            named = _read_block(fields, block, bounds)
+    return named if len(fields.errors) == before else None
+
+
+def way(fields: Fields) -> list[tuple[str, Mapping[str, Any]]]:
+    """The objects on the way to a declaration, below every holder."""
+    return [(found.path, found.value) for found in _way(fields) if isinstance(found.value, dict)]
+
+
+def _way(fields: Fields) -> Iterator[Found]:
+    for path, node in fields.holders:
+        found = Found(path, node)
+        for key in PATH[:-1]:
+            if not isinstance(found.value, dict):
+                break
+            found = _member(found, key)
+            yield found
+
+
+def _read_block(fields: Fields, block: Found, bounds: Bounds) -> Named:
+    """The declaration itself."""
+    if not _is_object(fields, block):
+        return {}
+    _fixed(fields, _member(block, "version"), VERSION, Code.VERSION, "FMT-7")
+    _check_router_semantics(fields, _member(block, "router_semantics"))
+    targets = _member(block, "targets")
+    _warn_unknown(fields, block, ("version", "router_semantics", "targets"))
+    if not _is_object(fields, targets):
+        return {}
+    named: Named = {}
+    paths: dict[int, str] = {}  # layer -> the target that claimed it
+    for key in targets.value:
+        target = _member(targets, key)
+        constants = _read_target(fields, target, bounds)
+        layer = _target_layer(fields, target.path, key, bounds)
+        if layer is None:
+            continue
+        if layer in paths:
+            found = f"layer {layer} again, after {show(paths[layer])}"
+            fields.report(Code.TARGET_REPEATED, target.path, found, "one target a layer", "FMT-21")
+        paths[layer] = key
+        if constants:
+            named[layer] = constants
+    return named
+
+
+def _check_router_semantics(fields: Fields, found: Found) -> None:
+    """Compared as a whole, with JSON booleans: an unknown key may announce another routing."""
+    value = found.value
+    known = isinstance(value, dict) and value.keys() == ROUTER_SEMANTICS.keys()
+    if not known or any(value[key] is not flag for key, flag in ROUTER_SEMANTICS.items()):
+        expected = f"exactly {show(ROUTER_SEMANTICS, limit=200)}"
+        fields.report(Code.ROUTER_SEMANTICS, found.path, _seen(found), expected, "FMT-8")
+
+
+# -- targets
+
+
+def _target_layer(fields: Fields, where: str, path: str, bounds: Bounds) -> int | None:
+    """The decoder layer whose experts a path names; None with a problem."""
+    parts = path.split(".")
+    indices = [part for part in parts if part.isascii() and part.isdigit()]
+    if len(indices) != 1:
+        found, expected = f"{len(indices)} layer indices", "a path with exactly one layer index"
+        fields.report(Code.TARGET_PATH, where, found, expected, "FMT-11")
+        return None
+    (index,) = indices
+    if not CANONICAL.fullmatch(index):
+        expected = "a decimal layer index without leading zero"
+        fields.report(Code.TARGET_PATH, where, f"index {show(index)}", expected, "FMT-21")
+        return None
+    if bounds.family and not _names_experts(bounds.family, parts, parts.index(index)):
+        expected = f"{bounds.family.stack}.N.{bounds.family.experts}, the experts of a layer"
+        fields.report(Code.TARGET_UNBOUND, where, show(path), expected, "FMT-25")
+        return None
+    layer = int(index) if len(index) <= MAX_DIGITS else None
+    if layer is None or (bounds.num_layers is not None and layer >= bounds.num_layers):
+        bound = (
+            "of the model" if bounds.num_layers is None else f"from 0 to {bounds.num_layers - 1}"
+        )
+        found, expected = f"layer {show(index)}", f"a MoE layer {bound}"
+        fields.report(Code.LAYER_NOT_MOE, where, found, expected, "FMT-25")
+        return None
+    _note_spelling(fields, where, path, bounds.family, layer)
+    return layer
+
+
+def _names_experts(family: Family, parts: list[str], at: int) -> bool:
+    """Whether a path with its index at ``at`` ends in the experts of the decoder's stack.
+
+    The path may be cut at the front, down to the stack's own name, or stand below the
+    module of the text decoder. Any other outer name is another stack (LOAD-12).
+    """
+    *outer, stack = family.stack.split(".")
+    return (
+        parts[at + 1 :] == family.experts.split(".")
+        and parts[max(at - 1, 0) : at] == [stack]
+        and set(parts[: max(at - 1, 0)]) <= {*outer, TEXT_DECODER}
+    )
+
+
+def _note_spelling(
+    fields: Fields, where: str, path: str, family: Family | None, layer: int
+) -> None:
+    """Note a path that is understood although it is not the stored one (FMT-14)."""
+    if family and path != (stored := family.experts_path(layer)):
+        expected = f"{stored}, the path as stored; it is taken for that"
+        fields.report(Code.TARGET_PATH, where, show(path), expected, "FMT-14", Severity.NOTE)
+
+
+def _read_target(fields: Fields, target: Found, bounds: Bounds) -> dict[int, str]:
+    """Substituted id -> name of its constant, for one target; empty: nothing is substituted."""
+    if not _is_object(fields, target):
+        return {}
+    _check_count(fields, _member(target, "num_logical_experts"), bounds.num_experts)
+    layout = _member(target, "weight_layout")
+    _fixed(fields, layout, WEIGHT_LAYOUT, Code.WEIGHT_LAYOUT, "FMT-9")
+    replacements = _member(target, "replacements")
+    _warn_unknown(fields, target, ("num_logical_experts", "weight_layout", "replacements"))
+    if not _is_object(fields, replacements):
+        return {}
+    named: dict[int, str] = {}
+    for key in replacements.value:
+        replacement = _member(replacements, key)
+        name = _read_replacement(fields, replacement)
+        expert = _expert_id(fields, replacement.path, key, bounds.num_experts)
+        if expert is not None:
+            named[expert] = name
+    if len(named) == bounds.num_experts:
+        found, expected = f"all {len(named)} experts", "at least one expert that is retained"
+        fields.report(Code.ALL_SUBSTITUTED, replacements.path, found, expected, "FMT-17")
+    return named
+
+
+def _check_count(fields: Fields, found: Found, num_experts: int | None) -> None:
+    """The target was made for a model with as many logical experts."""
+    known = found.value if num_experts is None else num_experts
+    if type(found.value) is not int or found.value != known:
+        expected = "the expert count" if num_experts is None else str(num_experts)
+        fields.report(
+            Code.EXPERT_COUNT, found.path, _seen(found), f"{expected}, an integer", "FMT-24"
+        )
+
+
+# -- replacements
+
+
+def _expert_id(fields: Fields, where: str, key: str, num_experts: int | None) -> int | None:
+    """The logical id of a replacement's key; one spelling per expert (FMT-21)."""
+    if not CANONICAL.fullmatch(key):
+        expected = "a decimal expert id without sign, space or leading zero"
+        fields.report(Code.ID_KEY, where, show(key), expected, "FMT-21")
+        return None
+    expert = int(key) if len(key) <= MAX_DIGITS else None
+    if expert is None or (num_experts is not None and expert >= num_experts):
+        bound = "of the model" if num_experts is None else f"from 0 to {num_experts - 1}"
+        fields.report(Code.ID_RANGE, where, show(key), f"an expert id {bound}", "FMT-20")
+        return None
+    return expert
+
+
+def _read_replacement(fields: Fields, replacement: Found) -> str:
+    """The name of a constant; empty when there is a problem."""
+    if not _is_object(fields, replacement):
+        return ""
+    kind = _member(replacement, "format")
+    _fixed(fields, kind, FORMAT, Code.REPLACEMENT_FORMAT, "FMT-10")
+    tensors = _member(replacement, "tensors")
+    _warn_unknown(fields, replacement, ("format", "tensors"))
+    if not _is_object(fields, tensors):
+        return ""
+    name = _member(tensors, "value")
+    _warn_unknown(fields, tensors, ("value",))
+    if isinstance(name.value, str) and name.value:
+        return name.value
+    fields.report(Code.CONSTANT_NAME, name.path, _seen(name), "the name of a tensor", "FMT-6")
+    return ""
+
+
+# -- what the rules share
+
+
+def _member(found: Found, key: str) -> Found:
+    """One member of an object, by its path; None where it is absent."""
+    return Found(child(found.path, key), found.value.get(key))
+
+
+def _seen(found: Found) -> str:
+    return "nothing" if found.value is None else show(found.value, limit=200)
+
+
+def _is_object(fields: Fields, found: Found) -> bool:
+    if isinstance(found.value, dict):
+        return True
+    fields.report(Code.EXPLICIT_FORM, found.path, _seen(found), "a JSON object", "FMT-6")
+    return False
+
+
+def _fixed(fields: Fields, found: Found, only: Any, code: Code, clause: str) -> None:
+    """Report a value that is not the one the format has; 1.0 and ``true`` are not 1."""
+    if type(found.value) is not type(only) or found.value != only:
+        fields.report(code, found.path, _seen(found), show(only), clause)
+
+
+def _warn_unknown(fields: Fields, found: Found, known: tuple[str, ...]) -> None:
+    """Warn about members that the format does not define (FMT-23)."""
+    expected = f"{' or '.join(known)}; this key is not read"
+    for key in found.value:
+        if key not in known:
+            where = child(found.path, key)
+            fields.report(Code.UNKNOWN_KEY, where, show(key), expected, "FMT-23", Severity.WARNING)
