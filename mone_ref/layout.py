@@ -10,11 +10,24 @@ Shape = tuple[int, ...]
 
 
 def expected(config: Config) -> dict[str, Shape]:
-    """Every tensor name of a complete checkpoint with its shape, in the order of the model.
+    """Every tensor name of a complete checkpoint with its shape, constants last."""
+    return {**of_model(config), **constants(config)}
 
-    Retained experts keep their logical names and all three projections (FMT-4);
-    a substituted expert has one constant ``[H]`` instead (FMT-5); the router keeps
-    all E rows (FMT-1). ``lm_head`` is absent when it is tied to the embedding.
+
+def constants(config: Config) -> dict[str, Shape]:
+    """The constants, one ``[H]`` per substituted expert (FMT-5) or per name, if shared (FMT-6)."""
+    return {
+        name: (config.model.hidden_size,)
+        for layer in config.substitution.layers.values()
+        for name in layer.constants.values()
+    }
+
+
+def of_model(config: Config) -> dict[str, Shape]:
+    """Everything but the constants, in the order of the model.
+
+    Retained experts keep their logical names and all three projections (FMT-4); the
+    router keeps all E rows (FMT-1). ``lm_head`` is absent when it is tied to the embedding.
     """
     model = config.model
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (model.vocab_size, model.hidden_size)}
@@ -42,7 +55,7 @@ def _attention(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _moe(config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
-    """Router, retained experts and constants, ids ascending."""
+    """Router and retained experts, ids ascending."""
     model, family = config.model, config.model.family
     hidden, intermediate = model.hidden_size, model.intermediate_size
     substitution = config.substitution.layer(layer, model.num_experts)
@@ -52,5 +65,3 @@ def _moe(config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
         yield family.projection_name(layer, expert, family.gate), (intermediate, hidden)
         yield family.projection_name(layer, expert, family.up), (intermediate, hidden)
         yield family.projection_name(layer, expert, family.down), (hidden, intermediate)
-    for expert in substitution.substituted:
-        yield substitution.constants[expert], (hidden,)

@@ -7,6 +7,7 @@ never allocated (EXEC-1).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -75,18 +76,20 @@ class Model:
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """Change constants in place, by their names in the checkpoint (UPD-1).
 
-        All others keep their values. Raises ``Rejected`` (phase ``update``) with every
-        problem, and then nothing has changed (UPD-2): ``UPDATE``, ``CONSTANT_SHAPE``,
+        A name that several experts share changes all of them (FMT-6); all other constants
+        keep their values. Raises ``Rejected`` (phase ``update``) with every problem, and
+        then nothing has changed (UPD-2): ``UPDATE``, ``CONSTANT_SHAPE``,
         ``NON_FINITE_CONSTANT`` (UPD-3).
         """
         places = self._constant_places()
         problems: list[Problem] = []
         for name, value in tensors.items():
-            problems += update_problems(name, value, places.get(name))
+            problems += update_problems(name, value, places[name][0] if name in places else None)
         if problems:
             raise Rejected(problems)
         for name, value in tensors.items():
-            places[name].copy_(value)
+            for place in places[name]:
+                place.copy_(value)
 
     def reload(self, path: str | Path) -> None:
         """Refuse a layerwise reload; the weights stay as they are (UPD-4, UPD-5)."""
@@ -104,13 +107,14 @@ class Model:
             ]
         )
 
-    def _constant_places(self) -> dict[str, Tensor]:
-        """Constant name -> the row ``[H]`` that holds it."""
-        return {
-            layer.moe.substitution.constants[expert]: layer.moe.constants[row]
-            for layer in self.weights.layers
-            for row, expert in enumerate(layer.moe.substitution.substituted)
-        }
+    def _constant_places(self) -> dict[str, list[Tensor]]:
+        """Constant name -> the rows ``[H]`` that hold it."""
+        places: dict[str, list[Tensor]] = defaultdict(list)
+        for layer in self.weights.layers:
+            for row, expert in enumerate(layer.moe.substitution.substituted):
+                name = layer.moe.substitution.constants[expert]
+                places[name].append(layer.moe.constants[row])
+        return places
 
 
 def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Model:

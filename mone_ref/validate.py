@@ -113,6 +113,7 @@ def tensor_problems(
         return
     for rule in (
         missing_constants(config, checkpoint),
+        constant_names(config, checkpoint),
         constant_shapes(config, checkpoint),
         constant_dtypes(config, checkpoint),
         non_finite_constants(config, checkpoint),
@@ -177,6 +178,17 @@ def missing_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Proble
                 )
 
 
+def constant_names(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """The explicit form names no tensor of the model itself, which would be consumed (LOAD-9)."""
+    needed = _of_model(config)
+    for layer in config.substitution.layers.values():
+        for expert, name in layer.constants.items():
+            if name in needed:
+                found = f"the constant of expert {expert} of layer {layer.layer}"
+                expected = "a tensor that the model itself does not need"
+                yield _problem(Code.CONSTANT_NAME, checkpoint, name, found, expected, "LOAD-9")
+
+
 def constant_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """A constant is one vector ``[H]``, without any further dimension (FMT-5)."""
     hidden = config.model.hidden_size
@@ -235,23 +247,33 @@ def unlisted_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Probl
     one problem: what is wrong is its missing entry.
     """
     unlisted: dict[int, dict[int, str]] = defaultdict(dict)
-    for (layer, expert), name in _stored_constants(config, checkpoint).items():
-        if not _is_listed(config, layer, expert):
-            unlisted[layer][expert] = name
+    for (layer, expert), name in _stray_constants(config, checkpoint).items():
+        unlisted[layer][expert] = name
     for layer, names in unlisted.items():
         if layer in config.substitution.layers:
             for expert, name in names.items():
-                known = expert < config.model.num_experts
-                found = f"a constant of {'retained' if known else 'unknown'} expert {expert}"
-                expected = "constants of listed experts only"
-                yield _problem(Code.UNLISTED_CONSTANT, checkpoint, name, found, expected, "LOAD-9")
+                yield _unlisted_constant(config, checkpoint, layer, expert, name)
         else:
             # Without any list the whole checkpoint looks like a plain one (LOAD-11).
             clause = "LOAD-9" if config.substitution.layers else "LOAD-11"
             found = f"constants of experts {show(sorted(names))}"
-            expected = f"an entry for layer {layer} in approximate_experts"
+            expected = f"an entry for layer {layer} in {_list(config)}"
             first = names[min(names)]
             yield _problem(Code.UNLISTED_LAYER, checkpoint, first, found, expected, clause)
+
+
+def _unlisted_constant(
+    config: Config, checkpoint: Checkpoint, layer: int, expert: int, name: str
+) -> Problem:
+    """A constant in a listed layer whose name no declaration gives."""
+    if _is_listed(config, layer, expert):
+        declared = show(config.substitution.layers[layer].constants[expert])
+        found = f"a constant of expert {expert}, whose constant is {declared}"
+        expected = "one constant per substituted expert"
+        return _problem(Code.UNNAMED_CONSTANT, checkpoint, name, found, expected, "LOAD-9")
+    kind = "retained" if expert < config.model.num_experts else "unknown"
+    found, expected = f"a constant of {kind} expert {expert}", "constants of listed experts only"
+    return _problem(Code.UNLISTED_CONSTANT, checkpoint, name, found, expected, "LOAD-9")
 
 
 # -- experts
@@ -281,7 +303,7 @@ def retained_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem
         yield from misnamed
         return
     family = config.model.family
-    constants = _stored_constants(config, checkpoint)
+    constants = _stray_constants(config, checkpoint)
     fused = _fused_layers(config, checkpoint)
     for layer in range(config.model.num_layers):
         if layer in fused:
@@ -301,7 +323,7 @@ def retained_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem
                 )
         if pruned:
             found = f"no projections of experts {show(pruned)}: the layer looks pruned"
-            expected = f"them, or their ids for layer {layer} in approximate_experts"
+            expected = f"them, or their ids for layer {layer} in {_list(config)}"
             where = family.experts_path(layer)
             yield _problem(Code.MISSING_EXPERT, checkpoint, where, found, expected, "LOAD-11")
 
@@ -343,7 +365,7 @@ def routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 def model_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Everything but experts, constants and routers that the model needs is there."""
     elsewhere = set(_routers(config))
-    for name in _model_shapes(config):
+    for name in layout.of_model(config):
         in_experts = expert_tensor(config.model.family, name) is not None
         if not in_experts and name not in elsewhere and name not in checkpoint.tensors:
             expected = "a tensor of the model"
@@ -356,7 +378,7 @@ def tensor_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     A router with fewer than E rows is the common case: experts were deleted (FMT-1).
     """
     routers = _routers(config)
-    for name, shape in _model_shapes(config).items():
+    for name, shape in layout.of_model(config).items():
         entry = checkpoint.tensors.get(name)
         if entry and entry.shape != shape:
             found, expected = f"shape {show(list(entry.shape))}", show(list(shape))
@@ -366,7 +388,7 @@ def tensor_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 
 def tensor_dtypes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Every tensor of the model is stored in a float type: no quantised weights."""
-    for name in _model_shapes(config):
+    for name in layout.of_model(config):
         entry = checkpoint.tensors.get(name)
         if entry and entry.dtype not in dtypes.FLOATS:
             found, expected = f"type {show(entry.dtype)}", f"one of {', '.join(dtypes.FLOATS)}"
@@ -390,7 +412,7 @@ def tied_head(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 
 def non_finite_routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """A router with NaN or infinity makes routing meaningless; small enough to look at."""
-    shapes = _model_shapes(config)
+    shapes = layout.of_model(config)
     for name in _routers(config):
         entry = checkpoint.tensors.get(name)
         if not entry or entry.dtype not in dtypes.FLOATS or entry.shape != shapes[name]:
@@ -411,7 +433,10 @@ def non_finite_routers(config: Config, checkpoint: Checkpoint) -> Iterator[Probl
 
 def unbuilt_layers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Tensors of layers past the last are skipped: MTP layers, for one (LOAD-4)."""
-    unbuilt = [name for name in checkpoint.tensors if not _is_built(config, name)]
+    declared = layout.constants(config)
+    unbuilt = [
+        name for name in checkpoint.tensors if name not in declared and not _is_built(config, name)
+    ]
     if unbuilt:
         found = f"{some(unbuilt, 'tensor')} of layers that are not built"
         expected = f"layers 0 to {config.model.num_layers - 1} (others are skipped)"
@@ -450,13 +475,18 @@ def unknown_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]
 # -- what the rules share
 
 
+def _list(config: Config) -> str:
+    """Where a config lists its substituted experts."""
+    return "the targets" if config.substitution.form == "explicit" else "approximate_experts"
+
+
 def _constants(config: Config, checkpoint: Checkpoint) -> Iterator[TensorEntry]:
-    """Stored constants of listed experts."""
-    for layer in config.substitution.layers.values():
-        for expert in layer.substituted:
-            entry = checkpoint.tensors.get(layer.constants[expert])
-            if entry:
-                yield entry
+    """Stored constants of listed experts, shared ones once."""
+    needed = _of_model(config)
+    for name in layout.constants(config):
+        entry = checkpoint.tensors.get(name)
+        if entry and name not in needed:
+            yield entry
 
 
 def _readable_constants(config: Config, checkpoint: Checkpoint) -> Iterator[TensorEntry]:
@@ -478,15 +508,16 @@ def _is_built(config: Config, name: str) -> bool:
 
 
 def _expert_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[ExpertTensor]:
-    """Tensors below the experts of the layers that are built."""
+    """Tensors below the experts of the layers that are built, without declared constants."""
+    declared = layout.constants(config)
     for name in checkpoint.tensors:
         tensor = expert_tensor(config.model.family, name)
-        if tensor and tensor.layer < config.model.num_layers:
+        if tensor and tensor.layer < config.model.num_layers and name not in declared:
             yield tensor
 
 
-def _stored_constants(config: Config, checkpoint: Checkpoint) -> dict[tuple[int, int], str]:
-    """(layer, expert) -> name of every constant by name, listed or not."""
+def _stray_constants(config: Config, checkpoint: Checkpoint) -> dict[tuple[int, int], str]:
+    """(layer, expert) -> name of every constant by name that is not declared."""
     return {
         (tensor.layer, tensor.expert): tensor.name
         for tensor in _expert_tensors(config, checkpoint)
@@ -503,12 +534,9 @@ def _fused_layers(config: Config, checkpoint: Checkpoint) -> dict[int, list[str]
     return fused
 
 
-def _model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a complete checkpoint but the constants, which have their own rules."""
-    constants = {
-        name for layer in config.substitution.layers.values() for name in layer.constants.values()
-    }
-    return {name: shape for name, shape in layout.expected(config).items() if name not in constants}
+def _of_model(config: Config) -> set[str]:
+    """Names that are the model's own, in this configuration or in its untied sibling."""
+    return {*layout.of_model(config), HEAD}
 
 
 def _routers(config: Config) -> list[str]:

@@ -55,6 +55,30 @@ def config() -> dict[str, Any]:
     }
 
 
+def explicit(constants: dict[int, str], layer: int = 0) -> dict[str, Any]:
+    """compression_config: one layer in the explicit form."""
+    replacements = {
+        str(expert): {"format": "constant-v1", "tensors": {"value": name}}
+        for expert, name in constants.items()
+    }
+    declared = {
+        "version": 1,
+        "router_semantics": {
+            "preserve_logical_expert_ids": True,
+            "preserve_router_weights": True,
+            "renormalize_after_substitution": False,
+        },
+        "targets": {
+            f"model.layers.{layer}.mlp.experts": {
+                "num_logical_experts": 4,
+                "weight_layout": "compact_retained_experts",
+                "replacements": replacements,
+            }
+        },
+    }
+    return {"transform_config": {"expert_substitution": declared}}
+
+
 def bf16(shape: list[int], value: bytes = ONE) -> tuple[str, list[int], bytes]:
     """A bfloat16 tensor with one value everywhere."""
     size = 1

@@ -57,10 +57,10 @@ def test_substituted_layer() -> None:
         "model.embed_tokens.weight": (7, 12),
         **attention(0), **expert(0, 0), **expert(0, 1), **expert(0, 2),
         **attention(1), **expert(1, 1),
-        "model.layers.1.mlp.experts.0.approx_value": (12,),
-        "model.layers.1.mlp.experts.2.approx_value": (12,),
         "model.norm.weight": (12,),
         "lm_head.weight": (7, 12),
+        "model.layers.1.mlp.experts.0.approx_value": (12,),
+        "model.layers.1.mlp.experts.2.approx_value": (12,),
     }  # fmt: skip
     found = expected(approximate_experts={"1": [2, 0]})
     assert list(found.items()) == list(tensors.items())

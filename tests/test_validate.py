@@ -82,6 +82,8 @@ def test_the_clean_checkpoint_gives_no_finding(tmp_path: Path) -> None:
     assert len(report.checkpoint.tensors) == 41
 
 
+Edit = Callable[[Draft], object]
+
 C1, C3 = constant(0, 1), constant(0, 3)
 ROUTER = "model.layers.0.mlp.gate.weight"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -139,7 +141,6 @@ def tie(draft: Draft, head: bytes | None) -> None:
         draft.put(HEAD, [5, 4], head)
 
 
-Edit = Callable[[Draft], object]
 Expected = list[tuple[Code, Severity, str, str]]
 
 EDITS: dict[str, tuple[Edit, Expected]] = {
@@ -348,6 +349,111 @@ EDITS: dict[str, tuple[Edit, Expected]] = {
     ),
     "nothing substituted": (nothing_substituted, []),
 }  # fmt: skip
+
+
+# -- the explicit form: experts 1 and 3 of layer 0, their constants under any names
+
+V1, V3 = "novices.1", "novices.3"
+NORM = "model.norm.weight"
+COPY = expert(0, 3, "up_proj.weight")
+
+
+def declare(draft: Draft, first: str, third: str) -> None:
+    del draft.config["approximate_experts"]
+    draft.config["compression_config"] = handmade.explicit({1: first, 3: third})
+
+
+def explicit(draft: Draft, first: str = V1, third: str = V3) -> None:
+    declare(draft, first, third)
+    draft.drop(C1, C3)
+    draft.put(first, [4])
+    draft.put(third, [4])
+
+
+def explicit_then(edit: Edit) -> Edit:
+    return lambda draft: (explicit(draft), edit(draft))
+
+
+def shared_then(edit: Edit) -> Edit:
+    return lambda draft: (explicit(draft, "v", "v"), edit(draft))
+
+
+EXPLICIT: dict[str, tuple[Edit, Expected]] = {
+    "names of their own": (explicit, []),
+    "one constant for two experts": (lambda d: explicit(d, "v", "v"), []),
+    "derived names": (lambda d: declare(d, C1, C3), []),
+    "the derived name of another expert": (lambda d: declare(d, C3, C1), []),
+    "names below the experts": (
+        lambda d: explicit(d, expert(0, 1, "novice"), "model.layers.0.mlp.experts.gate_up_proj"),
+        [],
+    ),
+    "names in a layer that is not built": (
+        lambda d: explicit(d, "model.layers.9.x", "model.layers.9.y"), [],
+    ),
+    "constant missing": (
+        explicit_then(lambda d: d.drop(V3)), [(Code.MISSING_CONSTANT, E, V3, "LOAD-7")],
+    ),
+    "shared constant missing": (
+        shared_then(lambda d: d.drop("v")), [(Code.MISSING_CONSTANT, E, "v", "LOAD-7")] * 2,
+    ),
+    "shared constant of another shape": (
+        shared_then(lambda d: d.put("v", [1, 4])), [(Code.CONSTANT_SHAPE, E, "v", "FMT-5")],
+    ),
+    "shared constant not finite": (
+        shared_then(lambda d: d.put("v", [4], NAN)),
+        [(Code.NON_FINITE_CONSTANT, E, "v", "LOAD-8")],
+    ),
+    "stored under derived names, which are not declared": (
+        lambda d: declare(d, V1, V3),
+        [
+            (Code.MISSING_CONSTANT, E, V1, "LOAD-7"), (Code.MISSING_CONSTANT, E, V3, "LOAD-7"),
+            (Code.UNNAMED_CONSTANT, E, C1, "LOAD-9"), (Code.UNNAMED_CONSTANT, E, C3, "LOAD-9"),
+        ],
+    ),
+    "second constant under the derived name": (
+        explicit_then(lambda d: d.put(C1, [4], TWO)), [(Code.UNNAMED_CONSTANT, E, C1, "LOAD-9")],
+    ),
+    "constant of a retained expert": (
+        explicit_then(lambda d: d.put(constant(0, 2), [4])),
+        [(Code.UNLISTED_CONSTANT, E, constant(0, 2), "LOAD-9")],
+    ),
+    "constant in a layer without a target": (
+        explicit_then(lambda d: d.put(constant(1, 2), [4])),
+        [(Code.UNLISTED_LAYER, E, constant(1, 2), "LOAD-9")],
+    ),
+    "name of the model's own norm": (
+        lambda d: (declare(d, V1, NORM), d.rename(C1, V1), d.drop(C3)),
+        [(Code.CONSTANT_NAME, E, NORM, "LOAD-9")],
+    ),
+    "name of a matrix of the model": (
+        lambda d: (declare(d, V1, Q), d.rename(C1, V1), d.drop(C3)),
+        [(Code.CONSTANT_NAME, E, Q, "LOAD-9")],
+    ),
+    "name of the head, although it is tied": (
+        lambda d: (tie(d, None), declare(d, V1, HEAD), d.rename(C1, V1), d.rename(C3, HEAD)),
+        [(Code.CONSTANT_NAME, E, HEAD, "LOAD-9"), (Code.TIED_HEAD, E, HEAD, "")],
+    ),
+    "leftover projection": (
+        explicit_then(lambda d: d.put(COPY, [3, 4])), [(Code.LEFTOVER_EXPERT, W, COPY, "LOAD-2")],
+    ),
+    "undeclared name": (
+        explicit_then(lambda d: d.put("novices.2", [4])),
+        [(Code.UNKNOWN_TENSOR, N, "novices.2", "")],
+    ),
+    "retained expert without projections": (
+        explicit_then(lambda d: d.drop(*projections(1, 2))),
+        [(Code.MISSING_EXPERT, E, "model.layers.1.mlp.experts", "LOAD-11")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "expected"), EXPLICIT.values(), ids=EXPLICIT)
+def test_the_explicit_form_gives_its_findings(
+    tmp_path: Path, edit: Edit, expected: Expected
+) -> None:
+    draft = Draft()
+    edit(draft)
+    assert findings(draft.write(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(("edit", "expected"), EDITS.values(), ids=EDITS)
