@@ -42,6 +42,8 @@ class TransformersBackend(Backend):
         if unknown:
             known = ", ".join(ENGINE_ARGS)
             raise ValueError(f"engine arguments are {known}, got {', '.join(sorted(unknown))}")
+        if options.tensor_parallel > 1 or options.pipeline_parallel > 1:
+            raise ValueError("this backend runs a whole model in one process")
         device = default_device() if options.device == "auto" else options.device
         model = integration.load(checkpoint, options.dtype, **options.engine_args)
         return TransformersSession(model.to(device))

@@ -26,8 +26,11 @@ else:
 STACKS = ("gate_up_proj", "down_proj")
 """The parameters of an experts module: ``[R, 2I, H]``, gate above up, and ``[R, H, I]``."""
 
-EAGER_KNOWS_SENTINEL = Version("5.18")
-"""First transformers whose eager loop skips the row that no expert has. The others always did."""
+COMPUTE_SENTINEL = ("eager", "batched_mm")
+"""Functions that clamp a row that no expert has to the last one, or cannot count it."""
+
+EAGER_SKIPS_SENTINEL = Version("5.18")
+"""First transformers whose eager loop skips such a row, as grouped_mm does."""
 
 
 class SubstitutedExperts(Base):
@@ -40,7 +43,7 @@ class SubstitutedExperts(Base):
 
     config: Any
     num_experts: int
-    eager_knows_sentinel: bool
+    eager_skips_sentinel: bool
     substitution: LayerSubstitution
     constants: nn.Parameter
     row_of: Tensor
@@ -48,22 +51,26 @@ class SubstitutedExperts(Base):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """``[T, H]`` and logical routes ``[T, K]`` -> retained sum + constant sum (SEM-1)."""
+        rows = look_up(self.row_of, top_k_index, self.num_experts)  # [T, K]
+        absent = rows == self.num_experts  # [T, K]
+        weights = top_k_weights.masked_fill(absent, 0)  # [T, K]
+        retained: Tensor = super().forward(hidden_states, self.served(rows, absent), weights)
+        retained = retained.masked_fill(absent.all(dim=1, keepdim=True), 0)  # [T, H]
         constants = self.constant_sum(top_k_weights, top_k_index)  # [T, H]
-        weights, rows = self.rewrite_routes(top_k_weights, top_k_index)  # [T, K]
-        retained: Tensor = super().forward(hidden_states, rows, weights)  # [T, H]
         return (retained + constants).to(retained.dtype)
 
-    def rewrite_routes(self, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Logical routes -> weights and physical rows, ``[T, K]`` kept (EXEC-3).
+    def served(self, rows: Tensor, absent: Tensor) -> Tensor:
+        """Rows ``[T, K]`` that a function of transformers may be asked for.
 
-        A route to no retained expert gets weight 0 and the sentinel row R, which
-        transformers' functions skip, or row 0 where they would not.
+        The sentinel R stands for no expert and costs nothing where it is skipped. Elsewhere
+        a zero-weight route goes to a row that its token needs anyway, so that no other row
+        is multiplied by 0 (EXEC-3, SEM-5).
         """
-        rows = self._look_up(self.row_of, ids, self.num_experts)  # [T, K]
-        absent = rows == self.num_experts  # [T, K]
-        if self.config._experts_implementation == "eager" and not self.eager_knows_sentinel:
-            rows = rows.masked_fill(absent, 0)
-        return weights.masked_fill(absent, 0), rows
+        function = self.config._experts_implementation
+        if function not in COMPUTE_SENTINEL or (function == "eager" and self.eager_skips_sentinel):
+            return rows
+        needed = rows.amin(dim=1, keepdim=True).clamp(max=self.num_experts - 1)  # [T, 1]
+        return torch.where(absent, needed, rows)
 
     def constant_sum(self, weights: Tensor, ids: Tensor) -> Tensor:
         """Sum of ``w * v`` over substituted routes, ``[T, H]`` in float32 or wider (SEM-3).
@@ -74,7 +81,7 @@ class SubstitutedExperts(Base):
             torch.promote_types(weights.dtype, self.constants.dtype), torch.float32
         )
         none = len(self.substitution.substituted)
-        places = self._look_up(self.constant_of, ids, none)  # [T, K]
+        places = look_up(self.constant_of, ids, none)  # [T, K]
         paid = weights.to(wide).masked_fill(places == none, 0)  # [T, K]
         places = places.masked_fill(places == none, 0)
         total = torch.zeros(len(ids), self.constants.shape[1], dtype=wide, device=ids.device)
@@ -83,11 +90,11 @@ class SubstitutedExperts(Base):
             total = total + paid[:, slot, None] * values
         return total
 
-    def _look_up(self, table: Tensor, ids: Tensor, none: int) -> Tensor:
-        """``table[ids]``, and ``none`` for ids outside ``[0, E)`` (SEM-8)."""
-        logical = len(table)
-        outside = (ids < 0) | (ids >= logical)
-        return table[ids.clamp(0, logical - 1)].masked_fill(outside, none)
+
+def look_up(table: Tensor, ids: Tensor, none: int) -> Tensor:
+    """``table[ids]``, and ``none`` for ids outside ``[0, E)`` (SEM-8)."""
+    outside = (ids < 0) | (ids >= len(table))
+    return table[ids.clamp(0, len(table) - 1)].masked_fill(outside, none)
 
 
 def substitute(module: Any, substitution: LayerSubstitution) -> None:
@@ -107,8 +114,8 @@ def substitute(module: Any, substitution: LayerSubstitution) -> None:
     for name, table in tables(substitution).items():
         module.register_buffer(name, torch.empty_like(table, device=module.down_proj.device))
     module.num_experts = rows
-    module._is_expert_parallel = True  # makes batched_mm and grouped_mm expect the sentinel
-    module.eager_knows_sentinel = Version(version("transformers")) >= EAGER_KNOWS_SENTINEL
+    module._is_expert_parallel = True  # makes grouped_mm expect the sentinel
+    module.eager_skips_sentinel = Version(version("transformers")) >= EAGER_SKIPS_SENTINEL
     module.substitution = substitution
     module.__class__ = _mixed(module.__class__)
 

@@ -76,8 +76,8 @@ def load(
     directory = Path(path)
     held = None if dtype == "auto" else _float_type(dtype)
     report = validate.check(directory, None if held is None else str(held).removeprefix("torch."))
-    if report.errors:
-        raise Rejected(report.errors)
+    if reasons := report.errors + report.not_modelled:
+        raise Rejected(reasons)
     assert report.config is not None
     assert report.checkpoint is not None
     held = held or _float_type(report.config.model.stored_dtype)
