@@ -239,7 +239,7 @@ def update_problems(name: str, value: Tensor, place: Tensor | None) -> list[Prob
         found, expected = str(list(value.shape)), str(list(place.shape))
         return [problem(Code.CONSTANT_SHAPE, found, expected, "FMT-5")]
     if value.dtype not in FLOATS:
-        return [problem(Code.CONSTANT_DTYPE, str(value.dtype), "a float type", "FMT-5")]
+        return [problem(Code.CONSTANT_DTYPE, str(value.dtype), "a float type", "FMT-27")]
     if not value.to(place.dtype).isfinite().all():
         found, expected = "NaN or infinity", f"values finite in {place.dtype}"
         return [problem(Code.NON_FINITE_CONSTANT, found, expected, "UPD-3")]

@@ -199,11 +199,11 @@ def constant_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]
 
 
 def constant_dtypes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
-    """A constant is stored in a type that can be added to hidden states (FMT-5)."""
+    """A constant is stored in a float type of at least 16 bits (FMT-27)."""
     for entry in _constants(config, checkpoint):
         if entry.dtype not in dtypes.FLOATS:
             found, expected = f"type {show(entry.dtype)}", f"one of {', '.join(dtypes.FLOATS)}"
-            yield _problem(Code.CONSTANT_DTYPE, checkpoint, entry.name, found, expected, "FMT-5")
+            yield _problem(Code.CONSTANT_DTYPE, checkpoint, entry.name, found, expected, "FMT-27")
 
 
 def non_finite_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:

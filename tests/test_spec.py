@@ -45,7 +45,7 @@ SHA256_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 # Ids are never renumbered and never used again; a new clause goes at the end of its group.
 PUBLISHED = {
     "GEN": 3,
-    "FMT": 26,
+    "FMT": 27,
     "SEM": 9,
     "EXEC": 6,
     "LOAD": 12,
@@ -357,7 +357,7 @@ def test_the_table_has_one_line_per_clause_with_its_cases_or_reason() -> None:
     lines = run().stdout.splitlines()
     assert [line.split()[0] for line in lines] == [clause.id for clause in CLAUSES]
     by_id = {line.split()[0]: line for line in lines}
-    assert re.search(r" observable +load/missing-constant\b", by_id["LOAD-7"])
+    assert re.search(r" observable  .*\bload/missing-constant\b", by_id["LOAD-7"])
     assert by_id["GEN-2"].endswith("require the step they judge.)")
     assert "(not-testable: " in by_id["GEN-2"]
 

@@ -73,7 +73,9 @@ def test_a_refusal_is_due_no_later_than_its_own_phase():
         Kind.RELOAD_REFUSAL: {"reload"},
     }
     for case in CASES:
-        if case.kind in phases:
+        if "CAP-10" in case.clauses:  # whether an engine defers shows when it runs
+            assert case.expected.phase == "run"
+        elif case.kind in phases:
             assert case.expected.phase in phases[case.kind], case.id
 
 

@@ -58,10 +58,10 @@ def test_remove_tensor(checkpoint):
 
 
 def test_add_tensor_with_letters_for_sizes(checkpoint):
-    shape = [2, "H", "H+1", "V-2", "I"]
+    shape = [2, "H", "H+1", "V-2", "2I", "3I-1"]
     spec = {"name": "new", "shape": shape, "dtype": "bfloat16", "fill": 0.5}
     new = after(checkpoint, {"add_tensor": spec})[0]["new"]
-    assert new.shape == (2, 4, 5, 4, 2)
+    assert new.shape == (2, 4, 5, 4, 4, 5)
     assert new.dtype is torch.bfloat16
     assert (new == 0.5).all()
 

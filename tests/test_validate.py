@@ -169,11 +169,11 @@ EDITS: dict[str, tuple[Edit, Expected]] = {
     ),
     "constant of integers": (
         lambda d: d.tensors.update({C1: ("I16", [4], b"\0" * 8)}),
-        [(Code.CONSTANT_DTYPE, E, C1, "FMT-5")],
+        [(Code.CONSTANT_DTYPE, E, C1, "FMT-27")],
     ),
     "constant in FP8": (
         lambda d: d.tensors.update({C1: ("F8_E4M3", [4], b"\0" * 4)}),
-        [(Code.CONSTANT_DTYPE, E, C1, "FMT-5")],
+        [(Code.CONSTANT_DTYPE, E, C1, "FMT-27")],
     ),
     "constant NaN": (
         lambda d: d.put(C1, [4], NAN), [(Code.NON_FINITE_CONSTANT, E, C1, "LOAD-8")],

@@ -22,6 +22,10 @@ from mone_ref.suite.edits import Edit
 from mone_ref.suite.errormap import CODES, group
 
 
+PLAIN = "-plain"
+"""How the name of a fixture without substitution ends."""
+
+
 class CaseError(ValueError):
     """A case file that cannot be used; names the file and the place in it."""
 
@@ -86,14 +90,19 @@ class Case:
 
     @property
     def control(self) -> str:
-        """The plain sibling of the fixture (GEN-3)."""
-        return f"{self.fixture}-plain"
+        """The plain sibling of the fixture, itself where nothing is substituted (GEN-3)."""
+        return control(self.fixture)
 
     def dtypes_of(self, offered: Sequence[str]) -> tuple[str, ...]:
         """At which of the offered dtypes the case runs; those it names itself, offered or not."""
         if isinstance(self.dtypes, tuple):
             return self.dtypes
         return tuple(offered) if self.dtypes == "each" else tuple(offered[:1])
+
+
+def control(fixture: str) -> str:
+    """The name of the plain sibling of a fixture."""
+    return fixture.removesuffix(PLAIN) + PLAIN
 
 
 def load(root: Path) -> tuple[Case, ...]:
@@ -196,7 +205,7 @@ def fixture_faults(
     if "change" in document:
         needed["$.change.from"] = document["change"]["from"]
     if document["kind"] in (Kind.OUTPUT, Kind.UPDATE) or "or" in document["expect"]:
-        needed["$.fixture (its control)"] = f"{document['fixture']}-plain"
+        needed["$.fixture (its control)"] = control(document["fixture"])
     for place, fixture in needed.items():
         if fixture not in fixtures:
             yield place, f"no such fixture: {fixture}"

@@ -33,7 +33,7 @@ SYMBOLS = {
 }
 """Letters that may stand in a shape; each takes the value of the first of its config keys."""
 
-_SIZE = re.compile(r"([A-Z])(?:([+-])(\d+))?")
+_SIZE = re.compile(r"(\d*)([A-Z])(?:([+-]\d+))?")
 
 
 class EditError(ValueError):
@@ -85,18 +85,18 @@ class Draft:
         return {name: tensor for file in self.files.values() for name, tensor in file.items()}
 
     def size(self, size: int | str) -> int:
-        """A number, or one written as ``H``, ``H+1``."""
+        """A number, or one written as ``H``, ``H+1``, ``2I``."""
         if isinstance(size, int):
             return size
         match = _SIZE.fullmatch(size)
-        if match is None or match[1] not in SYMBOLS:
-            raise EditError(f"{size!r} is no size: expected a number, H, V, I, E, H+1, ...")
-        offset = int(f"{match[2]}{match[3]}") if match[2] else 0
+        if match is None or match[2] not in SYMBOLS:
+            raise EditError(f"{size!r} is no size: expected a number, H, V, I, E, H+1, 2I, ...")
+        factor, letter, offset = match.groups()
         config = json.loads(self.config)
-        key = next((key for key in SYMBOLS[match[1]] if key in config), None)
+        key = next((key for key in SYMBOLS[letter] if key in config), None)
         if key is None:
-            raise EditError(f"{size!r}: config.json has none of {SYMBOLS[match[1]]}")
-        return int(config[key]) + offset
+            raise EditError(f"{size!r}: config.json has none of {SYMBOLS[letter]}")
+        return int(factor or 1) * int(config[key]) + int(offset or 0)
 
     def shape(self, sizes: Sequence[int | str]) -> tuple[int, ...]:
         """A shape whose sizes may be written with letters."""
