@@ -21,7 +21,6 @@ from mone_ref.errors import Phase, show
 from mone_ref.suite.edits import Edit
 from mone_ref.suite.errormap import CODES, group
 
-
 PLAIN = "-plain"
 """How the name of a fixture without substitution ends."""
 
