@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mone_ref.backend import Backend, BackendInfo, LoadOptions, Refused, Scores, Session
+from mone_ref.backend import (
+    Backend,
+    BackendInfo,
+    LayerSession,
+    LayerSpec,
+    LoadOptions,
+    Refused,
+    Scores,
+    Session,
+    Unavailable,
+)
+from mone_ref.backends.transformers_layer import DTYPES, TransformersLayer
 from mone_ref.errors import Code, Phase
 from mone_ref.integrations import transformers as integration
 
@@ -32,7 +43,7 @@ class TransformersBackend(Backend):
             name="transformers",
             version=version("transformers"),
             device=default_device(),
-            compute={dtype: dtype for dtype in ("float32", "bfloat16", "float16")},
+            compute={dtype: dtype for dtype in DTYPES},
             components={"torch": torch.__version__},
         )
 
@@ -47,6 +58,15 @@ class TransformersBackend(Backend):
         device = default_device() if options.device == "auto" else options.device
         model = integration.load(checkpoint, options.dtype, **options.engine_args)
         return TransformersSession(model.to(device))
+
+    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
+        """OLMoE's router and its substituted experts, run eager, which takes rows of any size."""
+        if layer.tp != (0, 1):
+            raise Unavailable("one rank of a layer needs a process group in transformers")
+        plain = layer.scoring == "softmax" and layer.scaling_factor == 1
+        if not plain or layer.groups or layer.correction_bias:
+            raise Unavailable("only the router of OLMoE is built here")
+        return TransformersLayer(layer, tensors)
 
 
 class TransformersSession(Session):

@@ -19,6 +19,7 @@ from torch import Tensor
 from mone_ref import layout
 from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config, LayerSubstitution
+from mone_ref.errors import show
 from mone_ref.integrations import substituted_experts
 
 
@@ -124,9 +125,11 @@ def stored(
     """The inverse of ``parameters``: the state dict of a model -> tensors of its checkpoint.
 
     ``paths`` are the experts modules of the model by layer. Nothing is copied: an expert's
-    matrices are views of its rows. A constant that experts share comes once.
+    matrices are views of its rows. Raises ``ValueError`` when a constant that experts share
+    has become several.
     """
     tensors = dict(state_dict)
+    constants: dict[str, Tensor] = {}
     for layer, path in paths.items():
         substitution = config.substitution.layer(layer, config.model.num_experts)
         below = f"{path}."
@@ -136,22 +139,24 @@ def stored(
             if name.startswith(below)
         }
         tensors |= _unstacked(config, substitution, stacks)
+        for place, expert in enumerate(substitution.substituted):
+            name, value = substitution.constants[expert], stacks["constants"][place]
+            if not torch.equal(constants.setdefault(name, value), value):
+                raise ValueError(f"experts no longer share one constant {show(name)}")
         block, _, _ = path.rpartition(".")
         stored_block, _, _ = config.model.family.experts_path(layer).rpartition(".")
         for name in [name for name in tensors if name.startswith(f"{block}.")]:
             tensors[stored_block + name.removeprefix(block)] = tensors.pop(name)
-    return tensors
+    return tensors | constants
 
 
 def _unstacked(
     config: Config, layer: LayerSubstitution, stacks: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """One layer's experts under their logical names, and its constants."""
+    """One layer's retained experts under their logical names."""
     family = config.model.family
     gate_up, down = (stacks[name] for name in substituted_experts.STACKS)
     for row, expert in enumerate(layer.retained):
         gate, up = gate_up[row].chunk(2)  # [I, H], [I, H]
         for projection, tensor in zip(family.projections, (gate, up, down[row]), strict=True):
             yield family.projection_name(layer.layer, expert, projection), tensor
-    for place, expert in enumerate(layer.substituted):
-        yield layer.constants[expert], stacks["constants"][place]

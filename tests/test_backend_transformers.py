@@ -1,0 +1,110 @@
+"""The transformers backend: what it says of itself, its batches, and single layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mone_ref import backends
+from mone_ref.backend import LayerSpec, LoadOptions, Refused, Unavailable
+from mone_ref.backends.reference import ReferenceBackend
+from mone_ref.backends.transformers import TransformersBackend
+from mone_ref.errors import Phase
+
+PATH = "model.layers.3.mlp.experts"
+
+
+def spec(dtype: str = "float32", **changes: object) -> LayerSpec:
+    """Six experts of which two are substituted; sizes that no kernel likes."""
+    fields: dict[str, object] = {
+        "layer": 3,
+        "path": PATH,
+        "hidden_size": 7,
+        "intermediate_size": 5,
+        "num_logical_experts": 6,
+        "top_k": 2,
+        "scoring": "softmax",
+        "normalise": False,
+        "scaling_factor": 1.0,
+        "scale_on_output": False,
+        "declared": {1: (0,), 3: (4, 1)},
+        "form": "approx",
+        "dtype": dtype,
+        "device": "cpu",
+    }
+    return LayerSpec(**(fields | changes))  # type: ignore[arg-type]
+
+
+def tensors(layer: LayerSpec) -> dict[str, Tensor]:
+    """Weights and constants of a layer from a seed."""
+    seeded = torch.Generator().manual_seed(3)
+    hidden, inner = layer.hidden_size, layer.intermediate_size
+    named: dict[str, Tensor] = {}
+    for expert in range(layer.num_logical_experts):
+        path = f"{layer.path}.{expert}"
+        if expert in layer.declared[3]:
+            named[f"{path}.approx_value"] = torch.randn(hidden, generator=seeded)
+            continue
+        named[f"{path}.gate_proj.weight"] = torch.randn(inner, hidden, generator=seeded)
+        named[f"{path}.up_proj.weight"] = torch.randn(inner, hidden, generator=seeded)
+        named[f"{path}.down_proj.weight"] = torch.randn(hidden, inner, generator=seeded)
+    return named
+
+
+def test_it_is_known_by_name() -> None:
+    assert isinstance(backends.find("transformers"), TransformersBackend)
+
+
+def test_a_prompt_is_scored_alike_alone_and_padded(approx: Path) -> None:
+    session = TransformersBackend().load(approx, LoadOptions())
+    short, long = [4, 9, 2], [1, 2, 3, 4, 5, 6, 7]
+    together = session.score([short, long])
+    assert [len(scores.logprobs) for scores in together] == [3, 7]
+    for prompt, scores in zip((short, long), together, strict=True):
+        (alone,) = session.score([prompt])
+        # one product in another blocking: float32 rounding of log-probabilities under 100
+        assert (alone.logprobs - scores.logprobs).abs().max() < 100 * 128 * 2.0**-24
+
+
+def test_reload_is_refused(approx: Path) -> None:
+    session = TransformersBackend().load(approx, LoadOptions())
+    with pytest.raises(Refused) as refused:
+        session.reload(approx)
+    assert refused.value.phase is Phase.RELOAD
+
+
+@pytest.mark.parametrize("args", [{"quantization": "fp8"}, {"dtype": "float32"}])
+def test_engine_arguments_are_a_short_list(approx: Path, args: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="experts_implementation, attn_implementation"):
+        TransformersBackend().load(approx, LoadOptions(engine_args=args))
+
+
+@pytest.mark.parametrize("ranks", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}])
+def test_more_than_one_rank_is_not_run_as_one(approx: Path, ranks: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="one process"):
+        TransformersBackend().load(approx, LoadOptions(**ranks))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_a_layer_is_the_oracles(normalise: bool) -> None:
+    layer = spec(normalise=normalise)
+    ours = TransformersBackend().build_layer(layer, tensors(layer))
+    oracle = ReferenceBackend().build_layer(layer, tensors(layer))
+    x = torch.randn(9, 7, generator=torch.Generator().manual_seed(5))
+    logits = torch.randn(9, 6, generator=torch.Generator().manual_seed(6))
+    expected = oracle.forward(x, logits)
+    # float32: sums of at most 7 products, three deep, of values as large as the answer's
+    assert (ours.forward(x, logits) - expected).abs().max() <= 64 * 2.0**-24 * expected.abs().max()
+    assert ours.expert_rows() == 4
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tp": (1, 2)}, {"scaling_factor": 2.5}, {"scoring": "sigmoid"}, {"groups": (2, 1)}]
+)
+def test_layers_that_cannot_be_built_say_so(changes: dict[str, object]) -> None:
+    layer = spec(**changes)
+    with pytest.raises(Unavailable):
+        TransformersBackend().build_layer(layer, tensors(layer))
