@@ -20,9 +20,12 @@ MAX_BYTES = 16 * 2**20
 """Largest file that is read. The config of a model with 10^5 substituted experts is under 1 MiB."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Config:
-    """A config that was read without an error. ``findings`` holds warnings and notes."""
+    """A config that was read without an error. ``findings`` holds warnings and notes.
+
+    Equal only to itself, so that what follows from a large one can be kept (``layout.py``).
+    """
 
     model: ModelConfig
     substitution: Substitution

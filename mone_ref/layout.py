@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from mone_ref.config import Config, ModelConfig
 
@@ -14,7 +15,8 @@ def expected(config: Config) -> dict[str, Shape]:
     return {**of_model(config), **constants(config)}
 
 
-def constants(config: Config) -> dict[str, Shape]:
+@lru_cache(maxsize=1)
+def constants(config: Config) -> Mapping[str, Shape]:
     """The constants, one ``[H]`` per substituted expert (FMT-5) or per name, if shared (FMT-6)."""
     return {
         name: (config.model.hidden_size,)
@@ -23,7 +25,8 @@ def constants(config: Config) -> dict[str, Shape]:
     }
 
 
-def of_model(config: Config) -> dict[str, Shape]:
+@lru_cache(maxsize=1)
+def of_model(config: Config) -> Mapping[str, Shape]:
     """Everything but the constants, in the order of the model.
 
     Retained experts keep their logical names and all three projections (FMT-4); the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from mone_ref import config as config_file
 from mone_ref import generic_rules, layout, naming_rules
 from mone_ref.checkpoint import Checkpoint, TensorEntry, dtypes
+from mone_ref.checkpoint.findings import most
 from mone_ref.checkpoint.tensor_problem import tensor_problem as _problem
 from mone_ref.checkpoint.text import count, some
 from mone_ref.config import Config, NotModelled
@@ -24,9 +25,6 @@ from mone_ref.tensor_names import ExpertTensor, expert_tensor, layer_index
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-
-MOST = 1000
-"""Most findings of one rule: a person reads fewer, and a list of 10^5 takes seconds to make."""
 
 NON_FINITE = (Code.NON_FINITE_CONSTANT, Code.NON_FINITE_ROUTER)
 
@@ -72,7 +70,8 @@ def check(directory: Path | str, dtype: str | None = None, *, scan: bool = False
     embedding matrices where they are tied and stored; with ``scan`` every weight, for NaN
     and infinity. ``dtype`` is the type in which parameters will be held (``float16``):
     constants must stay finite in it (R8). Tensors are compared with the config only when
-    both could be read without an error. Of many findings of one rule ``MOST`` are listed.
+    both could be read without an error. Of one kind of finding at most
+    ``checkpoint.findings.MOST`` are listed.
 
     Raises ValueError for a ``dtype`` that is not in ``checkpoint.dtypes.PARAMETER_DTYPES``.
     """
@@ -90,7 +89,7 @@ def check(directory: Path | str, dtype: str | None = None, *, scan: bool = False
         not_modelled = limits.problems
         problems = [*limits.findings, *checkpoint.problems]
     except Rejected as rejected:
-        problems = [*rejected.problems, *checkpoint.problems]
+        problems = [*most(rejected.problems), *checkpoint.problems]
     if not checkpoint.errors:
         try:
             if config is not None:
@@ -131,13 +130,13 @@ def tensor_problems(
         unbuilt_layers(config, checkpoint),
         unknown_tensors(config, checkpoint),
     ):
-        yield from _most(rule)
+        yield from most(rule)
 
 
 def plain_problems(checkpoint: Checkpoint) -> Iterator[Problem]:
     """Rules for a plain checkpoint of a model that is not computed here."""
-    yield from _most(generic_rules.expert_gaps(checkpoint))
-    yield from _most(generic_rules.mixed_layouts(checkpoint))
+    yield from most(generic_rules.expert_gaps(checkpoint))
+    yield from most(generic_rules.mixed_layouts(checkpoint))
     yield from generic_rules.constants_without_list(checkpoint)
 
 
@@ -150,17 +149,7 @@ def stored_problems(
     if scan:
         reported = {problem.where for problem in known if problem.code in NON_FINITE}
         found = generic_rules.non_finite_weights(checkpoint)
-        yield from _most(problem for problem in found if problem.where not in reported)
-
-
-def _most(rule: Iterator[Problem]) -> Iterator[Problem]:
-    """The first findings of a rule; a broken list of a large model has several per expert."""
-    for listed, problem in enumerate(rule):
-        if listed == MOST:
-            found = f"more than {MOST} findings of this kind"
-            yield replace(problem, where="more", found=found, expected="none")
-            return
-        yield problem
+        yield from most(problem for problem in found if problem.where not in reported)
 
 
 # -- constants
@@ -180,10 +169,9 @@ def missing_constants(config: Config, checkpoint: Checkpoint) -> Iterator[Proble
 
 def constant_names(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """The explicit form names no tensor of the model itself, which would be consumed (LOAD-9)."""
-    needed = _of_model(config)
     for layer in config.substitution.layers.values():
         for expert, name in layer.constants.items():
-            if name in needed:
+            if _is_models_own(config, name):
                 found = f"the constant of expert {expert} of layer {layer.layer}"
                 expected = "a tensor that the model itself does not need"
                 yield _problem(Code.CONSTANT_NAME, checkpoint, name, found, expected, "LOAD-9")
@@ -364,10 +352,9 @@ def routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 
 def model_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Everything but experts, constants and routers that the model needs is there."""
-    elsewhere = set(_routers(config))
+    elsewhere, experts = set(_routers(config)), f".{config.model.family.experts}."
     for name in layout.of_model(config):
-        in_experts = expert_tensor(config.model.family, name) is not None
-        if not in_experts and name not in elsewhere and name not in checkpoint.tensors:
+        if experts not in name and name not in elsewhere and name not in checkpoint.tensors:
             expected = "a tensor of the model"
             yield _problem(Code.MISSING_TENSOR, checkpoint, name, "nothing", expected)
 
@@ -482,10 +469,9 @@ def _list(config: Config) -> str:
 
 def _constants(config: Config, checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     """Stored constants of listed experts, shared ones once."""
-    needed = _of_model(config)
     for name in layout.constants(config):
         entry = checkpoint.tensors.get(name)
-        if entry and name not in needed:
+        if entry and not _is_models_own(config, name):
             yield entry
 
 
@@ -511,8 +497,10 @@ def _expert_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[ExpertTe
     """Tensors below the experts of the layers that are built, without declared constants."""
     declared = layout.constants(config)
     for name in checkpoint.tensors:
+        if name in declared:
+            continue
         tensor = expert_tensor(config.model.family, name)
-        if tensor and tensor.layer < config.model.num_layers and name not in declared:
+        if tensor and tensor.layer < config.model.num_layers:
             yield tensor
 
 
@@ -534,9 +522,9 @@ def _fused_layers(config: Config, checkpoint: Checkpoint) -> dict[int, list[str]
     return fused
 
 
-def _of_model(config: Config) -> set[str]:
-    """Names that are the model's own, in this configuration or in its untied sibling."""
-    return {*layout.of_model(config), HEAD}
+def _is_models_own(config: Config, name: str) -> bool:
+    """Whether the model has a tensor of this name, in this configuration or its untied sibling."""
+    return name == HEAD or name in layout.of_model(config)
 
 
 def _routers(config: Config) -> list[str]:
@@ -546,13 +534,15 @@ def _routers(config: Config) -> list[str]:
 
 def _unread(config: Config, checkpoint: Checkpoint) -> Iterator[str]:
     """Names that no rule above has spoken of."""
-    known = {*layout.expected(config), HEAD}
+    constants = layout.constants(config)
     for name in checkpoint.tensors:
+        if name in constants or _is_models_own(config, name):
+            continue
         tensor = expert_tensor(config.model.family, name)
         spoken_of = tensor is not None and (
             tensor.is_constant or tensor.is_fused or _is_listed(config, tensor.layer, tensor.expert)
         )
-        if name not in known and not spoken_of and _is_built(config, name):
+        if not spoken_of and _is_built(config, name):
             yield name
 
 

@@ -299,6 +299,10 @@ DIRECTORIES: dict[str, dict[str, bytes | dict[str, Any]]] = {
     },
     "shards with an index": INDEXED,
     "shards without an index": NUMBERED,
+    "hidden files and unfinished downloads": {
+        FILE: GOOD, "._model.safetensors": b"\0\5\x16\7", ".nfs0001.safetensors": b"",
+        "x.safetensors.incomplete": b"", "model.safetensors.aria2": b"",
+    },
     "one shard of one": {"model-00001-of-00001.safetensors": GOOD},
     "unequal digits": {
         "m-00001-of-000002.safetensors": one("a"), "m-00002-of-000002.safetensors": one("b"),

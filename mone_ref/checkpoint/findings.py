@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
 from mone_ref.checkpoint.text import plain
 from mone_ref.errors import Code, Phase, Problem, Severity
 
 LFS_START = b"version https://git-lfs"
+
+MOST = 1000
+"""Most findings of one kind in one file or of one rule. A person reads fewer, and a broken list
+of a large model has 10^5."""
 
 
 def fault(
@@ -30,3 +38,21 @@ def lfs_pointer(file: str) -> Problem:
     """A Git LFS pointer: the repository was cloned without its large files."""
     expected = "the file itself: run 'git lfs pull'"
     return fault(Code.LFS_POINTER, file, "file", "a Git LFS pointer", expected)
+
+
+def most(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """The first ``MOST`` of each code and severity, then one that says there are more.
+
+    Too many errors of one kind end the list; too many warnings do not, since an error may follow.
+    """
+    listed: Counter[tuple[Code, Severity]] = Counter()
+    for problem in problems:
+        kind = problem.code, problem.severity
+        listed[kind] += 1
+        if listed[kind] <= MOST:
+            yield problem
+        elif listed[kind] == MOST + 1:
+            found = f"more than {MOST} findings of this kind"
+            yield replace(problem, where="more", found=found, expected="none")
+            if problem.severity is Severity.ERROR:
+                return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mone_ref.checkpoint import header, index, weight_files
 from mone_ref.checkpoint.entry import TensorEntry
-from mone_ref.checkpoint.findings import fault, unreadable
+from mone_ref.checkpoint.findings import fault, most, unreadable
 from mone_ref.checkpoint.header import Header
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.checkpoint.text import plain
@@ -45,10 +45,10 @@ class Checkpoint:
         headers = {file: header.read(directory / file, file) for file in found.files}
         problems = list(found.problems)
         for read in headers.values():
-            problems += read.problems
+            problems += most(read.problems)
         if not any(problem.severity is Severity.ERROR for problem in problems):
             # A shard that is absent or broken would make all its tensors look misplaced.
-            problems += _between_files(found, headers)
+            problems += most(_between_files(found, headers))
         listing = index.NAME if found.index or len(found.files) != 1 else found.files[0]
         tensors = _tensors(found, headers)
         return cls(directory, tensors, found.files, listing, tuple(problems))

@@ -58,10 +58,13 @@ def find(directory: Path) -> WeightFiles:
 
 
 def _files(directory: Path) -> Iterator[str]:
-    """Names of everything that is no directory; a broken link counts, so that it is noticed."""
+    """Names of everything that is no directory; a broken link counts, so that it is noticed.
+
+    Hidden files do not: ``*.safetensors`` matches none, and tools leave copies under such names.
+    """
     with os.scandir(directory) as entries:
         for entry in entries:
-            if not entry.is_dir():
+            if not entry.is_dir() and not entry.name.startswith("."):
                 yield entry.name
 
 
