@@ -49,13 +49,32 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
+def constant_names(config: Mapping[str, Any]) -> dict[int, dict[int, str]]:
+    """Layer -> substituted expert -> name of its constant, in the form that the config has."""
+    transforms = (config.get("compression_config") or {}).get("transform_config") or {}
+    explicit = transforms.get("expert_substitution")
+    if explicit is None:
+        return {
+            int(layer): {i: f"model.layers.{layer}.mlp.experts.{i}.approx_value" for i in ids or []}
+            for layer, ids in (config.get("approximate_experts") or {}).items()
+        }
+    names: dict[int, dict[int, str]] = {}
+    for path, target in explicit["targets"].items():
+        (layer,) = (int(part) for part in path.split(".") if part.isdecimal())
+        names[layer] = {
+            int(expert): replacement["tensors"]["value"]
+            for expert, replacement in target["replacements"].items()
+        }
+    return names
+
+
 def read_weights(directory: Path) -> dict[str, Any]:
     """Every tensor of a checkpoint: a ``Vector`` for one dimension, a ``Matrix`` for two."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     else:
-        files = ["model.safetensors"]
+        files = sorted(path.name for path in directory.glob("*.safetensors"))
     weights: dict[str, Any] = {}
     for file in files:
         weights.update(read_safetensors(directory / file))
@@ -227,7 +246,7 @@ def moe(
     config: Mapping[str, Any],
     weights: Mapping[str, Any],
     prefix: str,
-    substituted: Iterable[int],
+    constants: Mapping[int, Vector],
     x: Vector,
 ) -> Vector:
     """SEM-1 for one token: retained ``w * expert(x)`` plus substituted ``w * v``, as routed."""
@@ -235,7 +254,6 @@ def moe(
     routes = route(
         router_logits, config["num_experts_per_tok"], config.get("norm_topk_prob", False)
     )
-    constants = {i: weights[f"{prefix}.experts.{i}.approx_value"] for i in substituted}
     retained = [term for term in routes if term[0] not in constants]
     outputs = {i: expert(weights, f"{prefix}.experts.{i}", x) for i, _ in retained}
     constant = constant_sum(routes, constants, len(x))
@@ -248,7 +266,7 @@ def moe(
 def logits(config: Mapping[str, Any], weights: Mapping[str, Any], prompt: list[int]) -> Matrix:
     """Logits ``[T, V]``: pre-norm layers with residuals, final norm, language head."""
     epsilon = config.get("rms_norm_eps", 1e-5)
-    substituted = config.get("approximate_experts") or {}
+    names = constant_names(config)
     states = [weights["model.embed_tokens.weight"][token] for token in prompt]
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
@@ -256,9 +274,9 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Any], prompt: list[i
         normed = [rms_norm(x, norm, epsilon) for x in states]
         states = list(map(add, states, attention(config, weights, f"{prefix}.self_attn", normed)))
         norm = weights[f"{prefix}.post_attention_layernorm.weight"]
-        ids = substituted.get(str(layer)) or []
+        constants = {expert: weights[name] for expert, name in names.get(layer, {}).items()}
         states = [
-            add(x, moe(config, weights, f"{prefix}.mlp", ids, rms_norm(x, norm, epsilon)))
+            add(x, moe(config, weights, f"{prefix}.mlp", constants, rms_norm(x, norm, epsilon)))
             for x in states
         ]
     tied = config.get("tie_word_embeddings", False)

@@ -65,8 +65,8 @@ PINNED_STREAM = "d2dd9cb8de7c5187c8880a47feab9933"
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_dtype_loads_the_same_numbers(fixtures, dtype):
-    for checkpoint in sorted(fixtures.glob("*/checkpoint")):
-        for tensor in load_file(checkpoint / "model.safetensors").values():
+    for file in sorted(fixtures.glob("*/checkpoint/*.safetensors")):
+        for tensor in load_file(file).values():
             assert torch.equal(tensor.to(dtype).double(), tensor.double())
 
 
@@ -89,6 +89,14 @@ def test_every_dtype_loads_the_same_numbers(fixtures, dtype):
         ({"constant_seeds": {"0.1": 5}}, "0.1"),
         ({"compute_types": ["int8"]}, "$.compute_types"),
         ({"name": "../out"}, "$.name"),
+        ({"form": "both"}, "$.form"),
+        ({"constant_prefix": "v"}, "form"),
+        ({"shared_constants": [["0.0", "0.2"]]}, "form"),
+        ({"form": "explicit", "shared_constants": [["0.0"]]}, "$.shared_constants"),
+        ({"form": "explicit", "shared_constants": [["0.0", "0.1"]]}, "$.shared_constants: '0.1'"),
+        ({"form": "explicit", "shared_constants": [["0.0", "0.2"], ["0.2", "0.0"]]}, "two groups"),
+        ({"shards": 1}, "$.shards"),
+        ({"index": False}, "shards"),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_the_field(change, words):
@@ -273,21 +281,83 @@ def test_pinned_fixtures_are_rebuilt_byte_for_byte(fixtures, tmp_path):
         assert fixture.differences(pinned, again) == []
 
 
-def test_a_control_shares_every_byte_but_those_of_substituted_experts(fixtures):
+def test_a_control_shares_every_value_but_those_of_substituted_experts(fixtures):
     for directory in sorted(path.parent for path in fixtures.glob("*/recipe.yaml")):
         one = fixture.read(directory)
         if one.recipe.is_plain:
             continue
-        stored = load_file(one.checkpoint / "model.safetensors")
-        plain = fixtures / one.recipe.control_name
-        control = load_file(plain / "checkpoint" / "model.safetensors")
-        constants = {name for name in stored if name.endswith("approx_value")}
-        assert len(constants) == sum(len(ids) for ids in one.recipe.substitution.values())
+        stored = weights(one.directory)
+        control = weights(fixtures / one.recipe.control_name)
+        constants = stored.keys() - control.keys()
+        listed = sum(len(ids) for ids in one.recipe.substitution.values())
+        repeated = sum(len(group) - 1 for group in one.recipe.shared_constants)
+        assert len(constants) == listed - repeated
         for name in stored.keys() - constants:
             assert torch.equal(stored[name], control[name])
         gone = control.keys() - stored.keys()
         dropped = {name.rpartition(".experts.")[2].split(".")[0] for name in gone}
         assert dropped == {str(e) for ids in one.recipe.substitution.values() for e in ids}
+
+
+def weights(fixture_directory):
+    """Every tensor of a fixture's checkpoint, from all of its files."""
+    files = sorted((fixture_directory / "checkpoint").glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("other", ["olmoe-explicit", "olmoe-sharded", "olmoe-sharded-no-index"])
+def test_the_same_facts_in_another_form_or_in_shards_have_the_same_answers(fixtures, other):
+    one, same = (fixture.read(fixtures / name) for name in ("olmoe-approx", other))
+    assert fixture.differences(one, same)  # the recipe and the config at least
+    for name, value in one.golden().items():
+        assert fixture.number_differences(name, value, same.golden()[name]) == []
+
+
+def test_the_explicit_form_is_written_as_the_source_shows_it(fixtures):
+    directory = fixtures / "olmoe-explicit" / "checkpoint"
+    config = json.loads((directory / "config.json").read_text())
+    block = config["compression_config"]["transform_config"]["expert_substitution"]
+    target = block["targets"].pop("model.layers.1.mlp.experts")
+    assert block["targets"].keys() == {"model.layers.0.mlp.experts"}
+    assert {**block, "targets": {}} == {
+        "version": 1,
+        "router_semantics": {
+            "preserve_logical_expert_ids": True,
+            "preserve_router_weights": True,
+            "renormalize_after_substitution": False,
+        },
+        "targets": {},
+    }
+    assert target.pop("replacements")["2"] == {
+        "format": "constant-v1",
+        "tensors": {"value": "model.layers.1.mlp.expert_replacements.2.value"},
+    }
+    assert target == {"num_logical_experts": 8, "weight_layout": "compact_retained_experts"}
+    assert "approximate_experts" not in config
+
+
+def test_a_shared_constant_is_stored_once_and_has_the_value_of_its_first_place(fixtures):
+    shared = weights(fixtures / "olmoe-explicit-shared")
+    apart = weights(fixtures / "olmoe-approx")
+    assert {name for name in shared if name.startswith("novices")} == {
+        "novices.0.1", "novices.0.5", "novices.1.0",
+    }  # fmt: skip
+    place = "model.layers.{}.mlp.experts.{}.approx_value"
+    assert torch.equal(shared["novices.0.1"], apart[place.format(0, 1)])
+    assert torch.equal(shared["novices.1.0"], apart[place.format(1, 0)])
+
+
+def test_projections_of_one_expert_lie_in_several_shards(fixtures):
+    directory = fixtures / "olmoe-sharded" / "checkpoint"
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    stored = {file.name: load_file(file).keys() for file in directory.glob("*.safetensors")}
+    assert {name: f for f, names in stored.items() for name in names} == index["weight_map"]
+    expert = "model.layers.0.mlp.experts.3."
+    files = {file for name, file in index["weight_map"].items() if name.startswith(expert)}
+    assert len(files) == len(stored) == 3
+    unindexed = fixtures / "olmoe-sharded-no-index" / "checkpoint"
+    assert {file.name for file in unindexed.glob("*.safetensors")} == stored.keys()
+    assert not (unindexed / "model.safetensors.index.json").exists()
 
 
 def test_pins_hold_for_every_file_and_notice_every_change(fixtures, tmp_path):

@@ -87,6 +87,19 @@ def test_an_update_changes_its_constant_and_no_other_tensor(approx):
     assert not torch.equal(model.score([PROMPT])[0], answers)
 
 
+def test_a_shared_constant_is_loaded_and_updated_in_every_place(fixtures):
+    model = mone_ref.load(fixtures / "olmoe-explicit-shared" / "checkpoint")
+    first, second = (layer.moe.constants for layer in model.weights.layers)
+    assert torch.equal(first[0], second[1])  # experts 1 of layer 0 and 2 of layer 1
+    assert torch.equal(second[0], second[2])  # experts 0 and 7 of layer 1
+    alone = first[1].clone()
+    model.update({"novices.0.1": torch.full((96,), 3.0)})
+    assert first[0].tolist() == second[1].tolist() == [3.0] * 96
+    assert torch.equal(first[1], alone)
+    assert torch.equal(second[0], second[2])
+    assert second[0].tolist() != [3.0] * 96
+
+
 @pytest.mark.parametrize(
     ("bad", "code"),
     [

@@ -214,6 +214,24 @@ def test_reads_the_shards_of_an_index(tmp_path: Path):
     assert scalar_oracle.read_weights(tmp_path) == {"t1": [1.0], "t2": [2.0]}
 
 
+def test_reads_shards_without_an_index(tmp_path: Path):
+    for number in (1, 2):
+        save_file({f"t{number}": torch.tensor([float(number)])}, tmp_path / f"{number}.safetensors")
+    assert scalar_oracle.read_weights(tmp_path) == {"t1": [1.0], "t2": [2.0]}
+
+
+def test_reads_the_names_of_constants_in_both_forms():
+    approx = {"approximate_experts": {"0": None, "12": [5, 1]}}
+    path = "model.layers.12.mlp.experts"
+    derived = {5: f"{path}.5.approx_value", 1: f"{path}.1.approx_value"}
+    assert scalar_oracle.constant_names(approx) == {0: {}, 12: derived}
+    replacements = {str(j): {"tensors": {"value": name}} for j, name in ((5, "a"), (1, "a"))}
+    block = {"targets": {path: {"replacements": replacements}}}
+    explicit = {"compression_config": {"transform_config": {"expert_substitution": block}}}
+    assert scalar_oracle.constant_names(explicit) == {12: {5: "a", 1: "a"}}
+    assert scalar_oracle.constant_names({}) == {}
+
+
 @pytest.mark.parametrize(
     "config",
     [

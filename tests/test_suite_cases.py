@@ -217,6 +217,14 @@ def test_an_output_needs_its_control(root):
         cases.load(root)
 
 
+def test_a_control_may_be_shared(root):
+    (root / "fixtures" / "tiny" / "recipe.yaml").write_text("control: other-plain\n")
+    with pytest.raises(CaseError, match=r"its control.*: no such fixture: other-plain"):
+        cases.load(root)
+    (root / "fixtures" / "tiny-plain").rename(root / "fixtures" / "other-plain")
+    assert cases.load(root)[1].control == "other-plain"
+
+
 def test_stray_files_and_emptiness_are_told(root):
     put(root, "load/other.yml", GOOD)
     with pytest.raises(CaseError, match=r"other\.yml: only \.yaml"):

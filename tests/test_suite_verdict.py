@@ -29,7 +29,7 @@ CLAUSES = (
 
 
 def case(name: str, *clauses: str) -> Case:
-    return Case(name, Kind.OUTPUT, "S.", "w.", clauses, "f", Expected())
+    return Case(name, Kind.OUTPUT, "S.", "w.", clauses, "f", "f-plain", Expected())
 
 
 CASES = (

@@ -105,7 +105,7 @@ def test_scalar_layer(token: dict[str, Any], rule: str):
     assert right(expected["weights"], [w for _, w in routes])
     assert right(token["retained"]["output"], retained)
     assert right(expected["constant"], scalar_oracle.constant_sum(routes, constants, 2))
-    assert right(expected["y"], scalar_oracle.moe(config, tensors, "mlp", ids, token["x"]))
+    assert right(expected["y"], scalar_oracle.moe(config, tensors, "mlp", constants, token["x"]))
 
 
 @each_rule

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mone_ref import config, layout
 from mone_ref.config import Config
-from mone_ref.fill import generator
+from mone_ref.fill import forms, generator
 from mone_ref.fill.recipe import Recipe
 
 MAX_POSITIONS = 64
@@ -35,13 +35,34 @@ def write(recipe: Recipe, directory: Path) -> None:
     text = json.dumps(config_json(recipe), indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     parsed = config.parse(text.encode())
-    save_file(tensors(recipe, parsed), directory / "model.safetensors", metadata={"format": "pt"})
+    write_weights(recipe, tensors(recipe, parsed), directory)
     for name, document in side_files(recipe).items():
         (directory / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
+def write_weights(recipe: Recipe, weights: Mapping[str, Tensor], directory: Path) -> None:
+    """One file, or shards with or without their index.
+
+    Shards are dealt in the order of names, so that the projections of one expert come to
+    lie in several.
+    """
+    if not recipe.shards:
+        save_file(dict(weights), directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    files = [f"model-{i:05}-of-{recipe.shards:05}.safetensors" for i in range(1, recipe.shards + 1)]
+    weight_map = {name: files[i % len(files)] for i, name in enumerate(sorted(weights))}
+    for file in files:
+        held = {name: weights[name] for name, place in weight_map.items() if place == file}
+        save_file(held, directory / file, metadata={"format": "pt"})
+    if recipe.index:
+        total = sum(tensor.nbytes for tensor in weights.values())
+        document = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        text = json.dumps(document, indent=2) + "\n"
+        (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
 def config_json(recipe: Recipe) -> dict[str, Any]:
-    """The original architecture's config plus the list of substituted experts (FMT-1, FMT-2)."""
+    """The original architecture's config plus the declaration (FMT-1, FMT-2, FMT-6)."""
     family = recipe.row
     document: dict[str, Any] = {
         "architectures": [family.architectures[0]],
@@ -67,18 +88,18 @@ def config_json(recipe: Recipe) -> dict[str, Any]:
         "pad_token_id": None,
         "torch_dtype": recipe.stored,
     }
-    if not recipe.is_plain:
-        document["approximate_experts"] = {
-            layer: list(ids) for layer, ids in recipe.substitution.items()
-        }
-    return document
+    return {**document, **forms.declaration(recipe)}
 
 
 def tensors(recipe: Recipe, parsed: Config) -> dict[str, Tensor]:
-    """Every tensor of the layout, filled by name."""
-    stored: torch.dtype = getattr(torch, recipe.stored)
+    """Every tensor of the layout, filled by name; a constant by its name in the approx form.
+
+    So the same facts in both forms, and a control, have the same values.
+    """
+    dtype: torch.dtype = getattr(torch, recipe.stored)
+    derived = {name: recipe.row.constant_name(*at) for name, at in forms.stored(recipe).items()}
     return {
-        name: fill(recipe, name, shape).to(stored)
+        name: fill(recipe, derived.get(name, name), shape).to(dtype)
         for name, shape in layout.expected(parsed).items()
     }
 
@@ -98,8 +119,7 @@ def fill(recipe: Recipe, name: str, shape: tuple[int, ...]) -> Tensor:
 def constant_seed(recipe: Recipe, name: str) -> int:
     """The seed of one constant: the recipe's own, unless it is re-seeded."""
     for place, seed in recipe.constant_seeds.items():
-        layer, expert = place.split(".")
-        if name == recipe.row.constant_name(int(layer), int(expert)):
+        if name == recipe.row.constant_name(*forms.place(place)):
             return seed
     return recipe.seed
 

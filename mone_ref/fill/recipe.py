@@ -29,7 +29,10 @@ class Recipe:
     ``substitution`` maps a layer (as text, like the config) to its ids in the order in
     which they are listed. ``loudness`` scales expert outputs and constants by
     ``2**loudness``. ``constant_seeds`` re-seeds single constants (``{"1.5": seed}`` for
-    expert 5 of layer 1), which makes the target of an update. ``prompts`` are lengths.
+    expert 5 of layer 1), which makes the target of an update. In the explicit ``form``
+    each group of ``shared_constants`` is one tensor, and constants may be named
+    ``<constant_prefix>.<layer>.<expert>``. ``shards`` is the number of weight files, with
+    an ``index`` or without; 0 is one file under its usual name. ``prompts`` are lengths.
     ``control`` names the plain sibling when it is shared with another fixture.
     """
 
@@ -49,6 +52,11 @@ class Recipe:
     normalise: bool = False
     stored: str = "bfloat16"
     loudness: int = 0
+    form: str = "approx"
+    constant_prefix: str = ""
+    shared_constants: list[list[str]] = field(default_factory=list)
+    shards: int = 0
+    index: bool = True
     constant_seeds: Mapping[str, int] = field(default_factory=dict)
     compute_types: list[str] = field(default_factory=lambda: list(COMPUTE_TYPES))
     control: str = ""
@@ -69,8 +77,17 @@ class Recipe:
         return next(family for family in FAMILIES if family.name == self.family)
 
     def plain(self) -> Recipe:
-        """The control: the same bytes for everything but the substituted experts (GEN-3)."""
-        return replace(self, name=self.control_name, substitution={}, constant_seeds={}, control="")
+        """The control: the same values and files, with no expert substituted (GEN-3)."""
+        return replace(
+            self,
+            name=self.control_name,
+            substitution={},
+            form=DEFAULTS.form,
+            constant_prefix=DEFAULTS.constant_prefix,
+            shared_constants=[],
+            constant_seeds={},
+            control="",
+        )
 
 
 def read(path: Path) -> Recipe:
@@ -93,10 +110,14 @@ def parse(document: Any) -> Recipe:
     if error is not None:
         raise RecipeError(f"{error.json_path}: {error.message}")
     recipe = Recipe(**document)
-    for place in recipe.constant_seeds:
-        layer, expert = place.split(".")
-        if int(expert) not in recipe.substitution.get(layer, []):
-            raise RecipeError(f"$.constant_seeds: {show(place)} is not a substituted expert")
+    shared = [place for group in recipe.shared_constants for place in group]
+    for key, places in (("constant_seeds", recipe.constant_seeds), ("shared_constants", shared)):
+        for place in places:
+            layer, expert = place.split(".")
+            if int(expert) not in recipe.substitution.get(layer, []):
+                raise RecipeError(f"$.{key}: {show(place)} is not a substituted expert")
+    if len(set(shared)) != len(shared):
+        raise RecipeError("$.shared_constants: an expert stands in two groups")
     return recipe
 
 

@@ -7,7 +7,7 @@ One YAML file per case below ``conformance/cases``, checked against
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -68,8 +68,9 @@ class Change:
 class Case:
     """One case file.
 
-    ``twin`` is resolved: the fixture and edits that must load and answer for a refusal
-    to prove something. ``dtypes`` is ``each``, ``first`` or a tuple of names.
+    ``control`` is the fixture's plain sibling (GEN-3). ``twin`` is resolved: the
+    fixture and edits that must load and answer for a refusal to prove something.
+    ``dtypes`` is ``each``, ``first`` or a tuple of names.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Case:
     why: str
     clauses: tuple[str, ...]
     fixture: str
+    control: str
     expected: Expected
     edits: tuple[Edit, ...] = ()
     change: Change | None = None
@@ -87,21 +89,11 @@ class Case:
     kills: tuple[str, ...] = ()
     dtypes: str | tuple[str, ...] = "each"
 
-    @property
-    def control(self) -> str:
-        """The plain sibling of the fixture, itself where nothing is substituted (GEN-3)."""
-        return control(self.fixture)
-
     def dtypes_of(self, offered: Sequence[str]) -> tuple[str, ...]:
         """At which of the offered dtypes the case runs; those it names itself, offered or not."""
         if isinstance(self.dtypes, tuple):
             return self.dtypes
         return tuple(offered) if self.dtypes == "each" else tuple(offered[:1])
-
-
-def control(fixture: str) -> str:
-    """The name of the plain sibling of a fixture."""
-    return fixture.removesuffix(PLAIN) + PLAIN
 
 
 def load(root: Path) -> tuple[Case, ...]:
@@ -119,13 +111,25 @@ def load(root: Path) -> tuple[Case, ...]:
     }
     if not documents:
         raise CaseError(f"{directory}: no case")
-    fixtures = {path.parent.name for path in (root / "fixtures").glob("*/golden.safetensors")}
+    controls = read_controls(root / "fixtures")
     cases = []
     for name, document in documents.items():
-        for place, fault in faults(name, document, documents, fixtures):
+        for place, fault in faults(name, document, documents, controls):
             raise CaseError(f"{directory / name}.yaml: {place}: {fault}")
-        cases.append(build(document, documents))
+        cases.append(build(document, documents, controls))
     return tuple(cases)
+
+
+def read_controls(fixtures: Path) -> dict[str, str]:
+    """Every fixture with its plain sibling: itself where nothing is substituted, or one that its
+    recipe shares with another fixture."""
+    controls = {}
+    for golden in fixtures.glob("*/golden.safetensors"):
+        name, recipe = golden.parent.name, golden.with_name("recipe.yaml")
+        document = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.exists() else {}
+        sibling = name if name.endswith("-plain") else f"{name}-plain"
+        controls[name] = document.get("control", sibling)
+    return controls
 
 
 def read_schema(path: Path) -> jsonschema.Draft202012Validator:
@@ -178,7 +182,7 @@ def faults(
     name: str,
     document: Mapping[str, Any],
     documents: Mapping[str, Mapping[str, Any]],
-    fixtures: Collection[str],
+    controls: Mapping[str, str],
 ) -> Iterator[tuple[str, str]]:
     """JSON path and message for what the schema cannot see."""
     if document["id"] != name:
@@ -190,27 +194,31 @@ def faults(
     for feature in document.get("features", []):
         if feature not in FEATURES:
             yield "$.features", f"no such feature: {feature}"
-    yield from fixture_faults(document, fixtures)
+    yield from fixture_faults(document, controls)
     twin = document.get("twin", document["fixture"])
-    if twin not in fixtures and documents.get(twin, {}).get("kind") != Kind.OUTPUT:
+    if twin not in controls and documents.get(twin, {}).get("kind") != Kind.OUTPUT:
         yield "$.twin", f"{twin} is neither an output case nor a fixture"
 
 
 def fixture_faults(
-    document: Mapping[str, Any], fixtures: Collection[str]
+    document: Mapping[str, Any], controls: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Fixtures that a case needs and that do not exist."""
     needed = {"$.fixture": document["fixture"]}
     if "change" in document:
         needed["$.change.from"] = document["change"]["from"]
     if document["kind"] in (Kind.OUTPUT, Kind.UPDATE) or "or" in document["expect"]:
-        needed["$.fixture (its control)"] = control(document["fixture"])
+        needed["$.fixture (its control)"] = controls.get(document["fixture"], "")
     for place, fixture in needed.items():
-        if fixture not in fixtures:
+        if fixture not in controls:
             yield place, f"no such fixture: {fixture}"
 
 
-def build(document: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> Case:
+def build(
+    document: Mapping[str, Any],
+    documents: Mapping[str, Mapping[str, Any]],
+    controls: Mapping[str, str],
+) -> Case:
     """A case from its checked document."""
     kind = Kind(document["kind"])
     refusal = kind in (Kind.REFUSAL, Kind.UPDATE_REFUSAL, Kind.RELOAD_REFUSAL)
@@ -223,6 +231,7 @@ def build(document: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]
         why=" ".join(document["why"].split()),
         clauses=tuple(document["clauses"]),
         fixture=document["fixture"],
+        control=controls[document["fixture"]],
         expected=build_expected(document["expect"]),
         edits=tuple(document.get("edits", ())),
         change=Change(change["from"], tuple(change.get("edits", ()))) if change else None,
