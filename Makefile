@@ -8,11 +8,10 @@ ARGS    ?=
 VENV := .venv
 BIN  := $(VENV)/bin
 
-.PHONY: conformance test test-all lint format fixtures clean
+.PHONY: conformance test test-all test-vllm vllm-environment lint format fixtures clean
 
 ifeq ($(BACKEND),vllm)
-conformance:
-	PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh conformance/engines/setup-vllm.sh .venv-vllm
+conformance: vllm-environment
 	.venv-vllm/bin/mone-ref conform --backend=vllm $(ARGS)
 else ifeq ($(BACKEND),transformers)
 conformance: $(VENV)/.transformers
@@ -27,6 +26,12 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest tests -m "" $(ARGS)
+
+test-vllm: vllm-environment
+	.venv-vllm/bin/python -m pytest -m vllm tests/test_backend_vllm.py $(ARGS)
+
+vllm-environment:
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh conformance/engines/setup-vllm.sh .venv-vllm
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

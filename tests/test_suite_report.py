@@ -239,3 +239,41 @@ def test_the_markdown_summary_has_one_row_per_case_that_is_not_ok():
     assert rows[0].replace("\\|", "").count("|") == 6
     assert "accepted \\| \\`ok\\`" in rows[0]
     assert "a work-around" in told
+
+
+# -- two runs
+
+
+def run_of(tmp_path: Path, *changes: dict) -> report.Report:
+    """A run with one result per change of the same one."""
+    head, start, result, footer = lines()
+    body = []
+    for change in changes:
+        named = {key: change[key] for key in ("case", "dtype") if key in change}
+        body += [start | named, result | change]
+    return report.read(written(tmp_path, [head, *body, footer]))
+
+
+def test_runs_that_differ_in_time_and_numbers_only_are_the_same(tmp_path):
+    slower = run_of(tmp_path, {"seconds": 9.0, "numbers": None, "found": "others"})
+    assert report.differences(run_of(tmp_path, {}), slower) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"outcome": "ok"}, "wrongly-accepted, then ok"),
+        ({"codes": ["UPDATE"]}, "wrongly-accepted, then wrongly-accepted UPDATE"),
+        ({"phase": "load"}, "wrongly-accepted, then wrongly-accepted load"),
+    ],
+)
+def test_a_flickering_result_is_named(change, told, tmp_path):
+    one, other = run_of(tmp_path, {}), run_of(tmp_path, change)
+    assert report.differences(one, other) == [f"load/missing-constant at float32: {told}"]
+
+
+def test_a_result_of_one_run_only_is_named(tmp_path):
+    longer = run_of(tmp_path, {}, {"dtype": "float16"})
+    assert report.differences(longer, run_of(tmp_path, {})) == [
+        "load/missing-constant at float16: wrongly-accepted, then not run"
+    ]

@@ -175,3 +175,29 @@ def check_order(lines: list[dict[str, Any]]) -> None:
         )
     if lines[-1]["kind"] != "footer":
         raise ReportError("incomplete: the run was ended between two cases")
+
+
+# -- comparing
+
+
+def differences(one: Report, other: Report) -> list[str]:
+    """What two runs of one suite on one engine do not agree on, a line each.
+
+    Compared are the outcome of every case at every dtype, and codes and phase of its
+    refusal. Times and the last digits of numbers may differ from run to run.
+    """
+    first, second = ({(r["case"], r["dtype"]): r for r in run.results} for run in (one, other))
+    lines = []
+    for key in sorted(first.keys() | second.keys()):
+        told = [told_of(run.get(key)) for run in (first, second)]
+        if told[0] != told[1]:
+            lines.append(f"{' at '.join(key)}: {told[0]}, then {told[1]}")
+    return lines
+
+
+def told_of(result: Mapping[str, Any] | None) -> str:
+    """The part of a result that a second run repeats."""
+    if result is None:
+        return "not run"
+    words = [result["outcome"], result["phase"], *result["codes"]]
+    return " ".join(word for word in words if word)
