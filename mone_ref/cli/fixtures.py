@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from mone_ref.errors import Rejected
-from mone_ref.fill import fixture, pins
+from mone_ref.fill import fixture, layer_golden, pins
 from mone_ref.fill import recipe as recipes
+from mone_ref.fill.layer_recipe import LayerRecipeError
 from mone_ref.fill.recipe import RecipeError
-from mone_ref.suite import data
+from mone_ref.suite import cases, data, layer_cases
+from mone_ref.suite.cases import CaseError
 
 app = typer.Typer(help="Fill, check and list fixture checkpoints.", no_args_is_help=True)
 
@@ -81,6 +83,25 @@ def pin(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     typer.echo(f"pinned {root / pins.PINS}")
+
+
+@app.command("layers")
+def layers() -> None:
+    """Write the goldens of layer cases that have none."""
+    root = data.root()
+    try:
+        for name, document in cases.read_documents(root).items():
+            path = layer_cases.golden_path(root, name)
+            if document["expect"].get("output") != layer_cases.GOLDEN or path.exists():
+                continue
+            recipe, ranks = layer_cases.build_recipe(document["layer"]), document.get("ranks", [1])
+            made = layer_golden.golden(recipe, document["call"], document["given"], ranks)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(layer_golden.as_text(made), encoding="utf-8")
+            typer.echo(f"wrote {path}")
+    except (CaseError, LayerRecipeError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 @app.command("list")

@@ -11,6 +11,7 @@ from mone_ref import loading, substitution
 from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config, LayerSubstitution
 from mone_ref.errors import Problem
+from mone_ref.faults import layer_steps
 from mone_ref.faults.plant import Fault, Patch
 from mone_ref.loading import Tensors
 
@@ -85,6 +86,8 @@ def nothing_missing(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]
 SUM = "mone_ref.substitution", "constant_sum"
 REWRITE = "mone_ref.substitution", "rewrite_routes"
 READ = "mone_ref.loading", "read_constants"
+LOOP = "mone_ref.experts", "weighted_sum"
+RANK = "mone_ref.layer", "adds_constants"
 MISSING = "mone_ref.validate", "missing_constants"
 
 FAULTS = {
@@ -145,6 +148,55 @@ FAULTS = {
             ("LOAD-7",),
             "load",
             (Patch(*MISSING, nothing_missing), Patch(*READ, zeros_where_absent)),
+        ),
+        Fault(
+            "narrow-constant-sum",
+            "Constants are weighted and summed in bfloat16.",
+            ("SEM-3",),
+            "run",
+            (Patch(*SUM, layer_steps.narrow_sum),),
+        ),
+        Fault(
+            "dense-constant-sum",
+            "The constants' sum is a dense product, in which zero times infinity is NaN.",
+            ("LOAD-8",),
+            "run",
+            (Patch(*SUM, layer_steps.dense_sum),),
+        ),
+        Fault(
+            "repeated-id-overwrites",
+            "Of two routes of a token to one substituted expert the last one counts.",
+            ("SEM-9",),
+            "run",
+            (Patch(*SUM, layer_steps.last_route_counts),),
+        ),
+        Fault(
+            "ids-wrap-around",
+            "An id outside the logical range indexes from the other end.",
+            ("SEM-8",),
+            "run",
+            (Patch(*REWRITE, layer_steps.wrapped),),
+        ),
+        Fault(
+            "row-0-keeps-weight",
+            "Substituted routes keep their weight on row 0.",
+            ("SEM-4", "EXEC-3"),
+            "run",
+            (Patch(*REWRITE, layer_steps.row_0_keeps_weight),),
+        ),
+        Fault(
+            "weight-zero-is-computed",
+            "Routes of weight zero are computed, and zero times infinity is added.",
+            ("SEM-5",),
+            "run",
+            (Patch(*LOOP, layer_steps.weight_zero_computed),),
+        ),
+        Fault(
+            "constant-on-every-rank",
+            "Every tensor-parallel rank adds the constants before the reduction.",
+            ("EXEC-4", "PAR-1"),
+            "run",
+            (Patch(*RANK, layer_steps.every_rank),),
         ),
     )
 }

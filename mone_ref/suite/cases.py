@@ -18,8 +18,10 @@ import yaml
 
 from mone_ref.backend import FEATURES
 from mone_ref.errors import Phase, show
+from mone_ref.suite import layer_cases
 from mone_ref.suite.edits import Edit
 from mone_ref.suite.errormap import CODES, group
+from mone_ref.suite.layer_cases import LayerCase
 
 PLAIN = "-plain"
 """How the name of a fixture without substitution ends."""
@@ -30,7 +32,7 @@ class CaseError(ValueError):
 
 
 class Kind(StrEnum):
-    """What is done with the checkpoint."""
+    """What is done with the checkpoint; ``layer`` does without one."""
 
     OUTPUT = "output"
     CONTROL = "control"
@@ -39,6 +41,7 @@ class Kind(StrEnum):
     UPDATE = "update"
     UPDATE_REFUSAL = "update-refusal"
     RELOAD_REFUSAL = "reload-refusal"
+    LAYER = "layer"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class Case:
 
     ``control`` is the fixture's plain sibling (GEN-3). ``twin`` is resolved: the
     fixture and edits that must load and answer for a refusal to prove something.
-    ``dtypes`` is ``each``, ``first`` or a tuple of names.
+    ``dtypes`` is ``each``, ``first`` or a tuple of names. A case of kind ``layer`` has a
+    ``layer`` and no fixture.
     """
 
     id: str
@@ -88,6 +92,7 @@ class Case:
     features: frozenset[str] = frozenset()
     kills: tuple[str, ...] = ()
     dtypes: str | tuple[str, ...] = "each"
+    layer: LayerCase | None = None
 
     def dtypes_of(self, offered: Sequence[str]) -> tuple[str, ...]:
         """At which of the offered dtypes the case runs; those it names itself, offered or not."""
@@ -103,6 +108,19 @@ def load(root: Path) -> tuple[Case, ...]:
     exist, controls exist for judged answers, and a twin is an output case or a fixture.
     """
     directory = root / "conformance" / "cases"
+    documents = read_documents(root)
+    controls = read_controls(root / "fixtures")
+    cases = []
+    for name, document in documents.items():
+        for place, fault in faults(name, document, documents, controls, root):
+            raise CaseError(f"{directory / name}.yaml: {place}: {fault}")
+        cases.append(build(document, documents, controls, root))
+    return tuple(cases)
+
+
+def read_documents(root: Path) -> dict[str, dict[str, Any]]:
+    """Every case file by its path below ``cases``, checked against the schema."""
+    directory = root / "conformance" / "cases"
     validator = read_schema(root / "conformance" / "case.schema.json")
     documents = {
         path.relative_to(directory).with_suffix("").as_posix(): read_document(path, validator)
@@ -111,13 +129,7 @@ def load(root: Path) -> tuple[Case, ...]:
     }
     if not documents:
         raise CaseError(f"{directory}: no case")
-    controls = read_controls(root / "fixtures")
-    cases = []
-    for name, document in documents.items():
-        for place, fault in faults(name, document, documents, controls):
-            raise CaseError(f"{directory / name}.yaml: {place}: {fault}")
-        cases.append(build(document, documents, controls))
-    return tuple(cases)
+    return documents
 
 
 def read_controls(fixtures: Path) -> dict[str, str]:
@@ -183,14 +195,17 @@ def faults(
     document: Mapping[str, Any],
     documents: Mapping[str, Mapping[str, Any]],
     controls: Mapping[str, str],
+    root: Path,
 ) -> Iterator[tuple[str, str]]:
     """JSON path and message for what the schema cannot see."""
     if document["id"] != name:
         yield "$.id", f"{document['id']} is not the path of the file, {name}"
-    rejected = document["expect"].get("rejected", {})
-    for code in as_list(rejected.get("code", [])):
+    for code in as_list(refusal(document).get("rejected", {}).get("code", [])):
         if code not in CODES:
             yield "$.expect.rejected.code", f"no such code: {code}"
+    if document["kind"] == Kind.LAYER:
+        yield from layer_cases.faults(document, root)
+        return
     for feature in document.get("features", []):
         if feature not in FEATURES:
             yield "$.features", f"no such feature: {feature}"
@@ -214,15 +229,22 @@ def fixture_faults(
             yield place, f"no such fixture: {fixture}"
 
 
+def refusal(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of an expectation that speaks of a refusal: a layer case may allow one."""
+    expect: Mapping[str, Any] = document["expect"]
+    return expect.get("or", {}) if document["kind"] == Kind.LAYER else expect
+
+
 def build(
     document: Mapping[str, Any],
     documents: Mapping[str, Mapping[str, Any]],
     controls: Mapping[str, str],
+    root: Path,
 ) -> Case:
     """A case from its checked document."""
     kind = Kind(document["kind"])
-    refusal = kind in (Kind.REFUSAL, Kind.UPDATE_REFUSAL, Kind.RELOAD_REFUSAL)
-    dtypes = document.get("dtypes", "first" if refusal else "each")
+    refuses = kind in (Kind.REFUSAL, Kind.UPDATE_REFUSAL, Kind.RELOAD_REFUSAL)
+    dtypes = document.get("dtypes", "first" if refuses else "each")
     change = document.get("change")
     return Case(
         id=document["id"],
@@ -230,9 +252,9 @@ def build(
         statement=document["statement"],
         why=" ".join(document["why"].split()),
         clauses=tuple(document["clauses"]),
-        fixture=document["fixture"],
-        control=controls[document["fixture"]],
-        expected=build_expected(document["expect"]),
+        fixture=document.get("fixture", ""),
+        control=controls.get(document.get("fixture", ""), ""),
+        expected=build_expected(refusal(document)),
         edits=tuple(document.get("edits", ())),
         change=Change(change["from"], tuple(change.get("edits", ()))) if change else None,
         twin=build_twin(document["twin"], documents) if "twin" in document else None,
@@ -240,6 +262,7 @@ def build(
         features=frozenset(document.get("features", ())),
         kills=tuple(document.get("kills", ())),
         dtypes=dtypes if isinstance(dtypes, str) else tuple(dtypes),
+        layer=layer_cases.build(document, root) if kind is Kind.LAYER else None,
     )
 
 

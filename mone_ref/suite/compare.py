@@ -30,7 +30,7 @@ class Numbers:
     ``token`` is the worst token by ``token_error / token_budget``. For top-n answers
     both errors are the largest single one, since a mean over other ids is no rms.
     ``norm_ratio`` shows a pure factor, ``argmax`` the share of tokens whose likeliest
-    id agrees.
+    id agrees, NaN for a layer, whose output has no likeliest id.
     """
 
     token: int

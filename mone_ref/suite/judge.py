@@ -130,6 +130,10 @@ def closed(judgement: Judgement, closing: Failure | None) -> Judgement:
 def expectation(case: Case) -> str:
     """What a case expects, as a phrase."""
     expected = case.expected
+    if case.layer is not None:
+        answer = f"what {case.layer.call}() of the layer answers in the case"
+        codes = " or ".join(sorted(expected.groups))
+        return f"{answer}, or a refusal at load with {codes}" if codes else answer
     if case.kind is Kind.ROWS:
         return "expert rows for retained experts only"
     if not expected.groups:

@@ -114,10 +114,13 @@ class Writer:
 
 
 def suite_hash(root: Path) -> str:
-    """The sha256 over every case file, name and bytes, and over the hashes of the fixtures."""
+    """The sha256 over every case, name and bytes, and over the hashes of the fixtures."""
     digest = hashlib.sha256()
-    cases = root / "conformance" / "cases"
-    for path in [*sorted(cases.rglob("*.yaml")), root / "fixtures" / "SHA256SUMS"]:
+    files = [*(root / "conformance").rglob("*.yaml"), *(root / "conformance").rglob("goldens/**/*")]
+    for path in [
+        *sorted(path for path in files if path.is_file()),
+        root / "fixtures" / "SHA256SUMS",
+    ]:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)

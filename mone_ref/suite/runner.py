@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mone_ref.backend import Backend, BackendInfo
 from mone_ref.errors import Phase
-from mone_ref.suite import changes, judge
+from mone_ref.suite import changes, judge, layers
 from mone_ref.suite.attempt import Attempt
 from mone_ref.suite.bench import Bench, Options
 from mone_ref.suite.cases import Case, CaseError, Kind
@@ -63,6 +63,8 @@ class Harness:
         unknown = sorted(case.features - info.features)
         if unknown:
             return not_applicable(f"the engine does not know {', '.join(unknown)}")
+        if case.layer is not None:
+            return None
         if info.compute[dtype] not in self.bench.golden(case.fixture).compute_types:
             return not_applicable(f"{case.fixture} is not certified for {info.compute[dtype]}")
         return None
@@ -75,6 +77,8 @@ class Harness:
                 return self.bench.control_differs(case, dtype) or self._output(case, dtype)
             case Kind.ROWS:
                 return self._rows(case, dtype)
+            case Kind.LAYER:
+                return layers.run(self.bench, case, dtype)
             case Kind.UPDATE:
                 return self.bench.control_differs(case, dtype) or self._update(case, dtype)
             case Kind.REFUSAL:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from mone_ref.backend import BackendInfo
 from mone_ref.suite.cases import Case
 from mone_ref.suite.compare import MULTIPLIER, Numbers
 from mone_ref.suite.expectations import Agreement, Deviation
-from mone_ref.suite.outcomes import Result
+from mone_ref.suite.outcomes import Outcome, Result
 from mone_ref.suite.spec import Clause
 from mone_ref.suite.verdict import Verdict, counts
 
@@ -44,14 +46,15 @@ def first_sentence(text: str) -> str:
 
 
 def numbers(found: Numbers) -> list[str]:
-    """Errors against their budgets, in nats."""
+    """Errors against their budgets: in nats, or in the unit of a layer's output."""
+    agrees = f"; the likeliest id agrees for {found.argmax:.0%} of tokens"
     return [
         f"  numbers    worst token {found.token}: {found.token_error:.3g} against "
         f"{MULTIPLIER:g} x {found.token_budget:.3g} (ratio {found.token_ratio:.3g})",
         f"             largest error: {found.max_error:.3g} against "
         f"{MULTIPLIER:g} x {found.max_budget:.3g} (ratio {found.max_ratio:.3g})",
-        f"             norm is {found.norm_ratio:.4g} x the golden's; "
-        f"the likeliest id agrees for {found.argmax:.0%} of tokens",
+        f"             norm is {found.norm_ratio:.4g} x the golden's"
+        + ("" if isnan(found.argmax) else agrees),
     ]
 
 
@@ -92,11 +95,18 @@ def conclusion(
     if not reliable:
         yield "error map    declares itself unreliable: codes of refusals may be wrong"
     yield "outcomes     " + ", ".join(f"{n} {name}" for name, n in counts(results).items())
+    yield from (f"unasked      {count} x {why}" for why, count in unasked(results))
     yield f"slowest      {slowest(results)}"
     if agreement is not None:
         yield from declarations(agreement)
     yield f"coverage     {verdict.coverage}"
     yield f"verdict      {verdict}"
+
+
+def unasked(results: Iterable[Result]) -> list[tuple[str, int]]:
+    """Why cases were not applicable, and how many, the commonest reason first."""
+    reasons = (result.found for result in results if result.outcome is Outcome.NOT_APPLICABLE)
+    return Counter(reasons).most_common()
 
 
 def slowest(results: Sequence[Result], limit: int = 3) -> str:

@@ -30,8 +30,8 @@ class Word(StrEnum):
 class Coverage:
     """MUST clauses by what became of them; the four others add up to ``total``.
 
-    ``internal`` need an engine that shows its layers, ``without_case`` have no case in
-    this suite, ``unreached`` have cases that this engine did not get far enough for.
+    ``internal`` have cases for engines that show their layers, ``without_case`` have no
+    case in this suite, ``unreached`` have cases that this engine did not get far enough for.
     """
 
     total: int
@@ -129,8 +129,8 @@ def coverage(judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Cl
     return Coverage(
         total=len(observable | internal),
         judged=len((observable | internal) & judged),
-        internal=len(internal - judged),
-        without_case=len(observable - judged - cited),
+        internal=len((internal & cited) - judged),
+        without_case=len((observable | internal) - judged - cited),
         unreached=len((observable & cited) - judged),
     )
 
