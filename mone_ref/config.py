@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mone_ref import declaration, dialects, explicit, model_config, quantisation, strict_json
+from mone_ref.declaration import Bounds, Listed, Named
 from mone_ref.declaration import LayerSubstitution as LayerSubstitution
-from mone_ref.declaration import Listed, Named
 from mone_ref.declaration import Substitution as Substitution
 from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
 from mone_ref.fields import ROOT, Fields
@@ -86,10 +86,11 @@ def parse(text: bytes, file: str = FILE) -> Config:
     fields = _open(text, file)
     family = model_config.find_family(fields)
     sizes = model_config.read_sizes(fields, family) if family else {}
-    model = model_config.read(fields, family, sizes) if family else None
+    dense = model_config.read_dense_layers(fields, family, sizes) if family else frozenset()
+    model = model_config.read(fields, family, sizes, dense) if family else None
     quantisation.check(fields)
-    bounds = explicit.Bounds(family, sizes.get("num_layers"), sizes.get("num_experts"))
-    listed = declaration.read(fields, bounds.num_layers, bounds.num_experts)
+    bounds = Bounds(family, sizes.get("num_layers"), dense, sizes.get("num_experts"))
+    listed = declaration.read(fields, bounds)
     named = explicit.read(fields, bounds)
     dialects.check(fields, listed, named)
     if fields.errors or model is None or listed is None or named is None:

@@ -7,7 +7,7 @@ loaded (FMT-17 to FMT-21).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,20 +87,24 @@ def derived_names(listed: Listed, family: Family) -> Named:
     }
 
 
-def read(fields: Fields, num_layers: int | None, num_experts: int | None) -> Listed | None:
-    """The substituted ids of each layer, or None with the problems in ``fields``.
+@dataclass(frozen=True)
+class Bounds:
+    """What a declaration is held against; None where that part of the config is broken."""
 
-    ``num_layers`` and ``num_experts`` are None when the model part of the config is
-    broken: what needs them is then not checked.
-    """
+    family: Family | None
+    num_layers: int | None
+    dense_layers: Collection[int]
+    num_experts: int | None
+
+
+def read(fields: Fields, bounds: Bounds) -> Listed | None:
+    """The substituted ids of each layer, or None with the problems in ``fields``."""
     approx = fields.find(APPROX)
-    copies = [_read_map(fields, found, num_layers, num_experts) for found in approx]
+    copies = [_read_map(fields, found, bounds) for found in approx]
     return _agreed(fields, approx, copies)
 
 
-def _read_map(
-    fields: Fields, found: Found, num_layers: int | None, num_experts: int | None
-) -> Listed | None:
+def _read_map(fields: Fields, found: Found, bounds: Bounds) -> Listed | None:
     """One copy of the map, or None when any part of it is wrong."""
     if not isinstance(found.value, dict):
         expected = "an object that maps layer indices to arrays of expert ids"
@@ -110,25 +114,34 @@ def _read_map(
     listed: Listed = {}
     for key, value in found.value.items():
         path = child(found.path, key)
-        layer = _layer_index(fields, path, key, num_layers)
-        ids = _read_ids(fields, path, value, num_experts)
+        layer = _layer_index(fields, path, key, bounds)
+        ids = _read_ids(fields, path, value, bounds.num_experts)
         if layer is not None and ids:
             listed[layer] = ids
     return listed if len(fields.problems) == before else None
 
 
-def _layer_index(fields: Fields, path: str, key: str, num_layers: int | None) -> int | None:
+def _layer_index(fields: Fields, path: str, key: str, bounds: Bounds) -> int | None:
     """The integer of a layer key. One spelling per layer, so no layer is listed twice (FMT-21)."""
     if not CANONICAL.fullmatch(key):
         expected = "a decimal layer index without sign, space or leading zero"
         fields.report(Code.LAYER_KEY, path, show(key), expected, "FMT-21")
         return None
-    layer = int(key) if len(key) <= MAX_DIGITS else None
-    if layer is None or (num_layers is not None and layer >= num_layers):
-        bound = "of the model" if num_layers is None else f"from 0 to {num_layers - 1}"
-        fields.report(
-            Code.LAYER_NOT_MOE, path, f"layer {show(key)}", f"a MoE layer {bound}", "FMT-25"
-        )
+    return moe_layer(fields, path, key, bounds)
+
+
+def moe_layer(fields: Fields, where: str, index: str, bounds: Bounds) -> int | None:
+    """The MoE layer that a canonical decimal ``index`` names; None with a problem (FMT-25)."""
+    layer = int(index) if len(index) <= MAX_DIGITS else None
+    if layer is None or (bounds.num_layers is not None and layer >= bounds.num_layers):
+        count = bounds.num_layers
+        bound = "of the model" if count is None else f"from 0 to {count - 1}"
+        found, expected = f"layer {show(index)}", f"a MoE layer {bound}"
+        fields.report(Code.LAYER_NOT_MOE, where, found, expected, "FMT-25")
+        return None
+    if layer in bounds.dense_layers:
+        found, expected = f"layer {layer}, which has no experts", "a MoE layer"
+        fields.report(Code.LAYER_NOT_MOE, where, found, expected, "FMT-25")
         return None
     return layer
 

@@ -132,6 +132,7 @@ class Code(StrEnum):
     LEFTOVER_EXPERT = "EXPERT_WEIGHTS/leftover", "A substituted expert still stores projections."
     MISSING_TENSOR = "MODEL_WEIGHTS/missing", "A tensor that the model needs is absent."
     TENSOR_SHAPE = "MODEL_WEIGHTS/shape", "A tensor has another shape than the config implies."
+    LAYER_KINDS = "MODEL_WEIGHTS/layer-kinds", "Experts are stored in other layers than configured."
     TIED_HEAD = (
         "MODEL_WEIGHTS/tied-head",
         "An output head is stored although the config ties it to the embeddings.",

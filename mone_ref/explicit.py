@@ -8,10 +8,10 @@ change answers without a word (FMT-7 to FMT-11).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from mone_ref.declaration import CANONICAL, MAX_DIGITS, Named
+from mone_ref import declaration
+from mone_ref.declaration import CANONICAL, MAX_DIGITS, Bounds, Named
 from mone_ref.errors import Code, Severity, show
 from mone_ref.families import Family
 from mone_ref.fields import ROOT, Fields, Found
@@ -31,15 +31,6 @@ FORMAT = "constant-v1"
 
 TEXT_DECODER = "language_model"
 """Outer module under which a multimodal model holds its decoder."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What the declaration is held against; None where that part of the config is broken."""
-
-    family: Family | None
-    num_layers: int | None
-    num_experts: int | None
 
 
 def find(fields: Fields) -> list[Found]:
@@ -147,13 +138,8 @@ def _target_layer(fields: Fields, where: str, path: str, bounds: Bounds) -> int 
         expected = f"{bounds.family.stack}.N.{bounds.family.experts}, the experts of a layer"
         fields.report(Code.TARGET_UNBOUND, where, show(path), expected, "FMT-25")
         return None
-    layer = int(index) if len(index) <= MAX_DIGITS else None
-    if layer is None or (bounds.num_layers is not None and layer >= bounds.num_layers):
-        bound = (
-            "of the model" if bounds.num_layers is None else f"from 0 to {bounds.num_layers - 1}"
-        )
-        found, expected = f"layer {show(index)}", f"a MoE layer {bound}"
-        fields.report(Code.LAYER_NOT_MOE, where, found, expected, "FMT-25")
+    layer = declaration.moe_layer(fields, where, index, bounds)
+    if layer is None:
         return None
     _note_spelling(fields, where, path, bounds.family, layer)
     return layer

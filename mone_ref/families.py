@@ -8,6 +8,15 @@ from a row and the sizes in its config (``layout.py``); what the router does is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class QkNorm(StrEnum):
+    """What one norm of queries or keys spans."""
+
+    PROJECTION = "projection"  # all heads at once, before they are split
+    HEAD = "head"  # every head by itself, all with one weight
+    NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,12 @@ class Family:
 
     ``count_keys`` and ``top_k_keys`` are the config keys that may hold the number
     of logical experts and of routes per token; the first is the family's own.
-    ``normalise_default`` is what an absent ``norm_topk_prob`` means; None where the
-    family has no such key. Names are module paths below one decoder layer.
+    ``reads`` are the optional keys that the family knows: any other key that would
+    change the model is refused. ``normalise_default`` is what an absent
+    ``norm_topk_prob`` means, or always holds where the family does not read that key.
+    ``dense`` is the module path of the MLP of a layer without experts, None where every
+    layer has experts; its projections are named like an expert's. Names are module
+    paths below one decoder layer.
     """
 
     name: str
@@ -42,9 +55,12 @@ class Family:
     up: str
     down: str
     constant: str
+    dense: str | None
+    qk_norm: QkNorm
     count_keys: tuple[str, ...]
     top_k_keys: tuple[str, ...]
     intermediate_key: str
+    reads: frozenset[str]
     scoring: str
     normalise_default: bool
     rms_norm_eps_default: float
@@ -71,6 +87,10 @@ class Family:
         """Tensor name of one expert matrix, by logical id (FMT-4)."""
         return f"{self.experts_path(layer)}.{expert}.{projection}.weight"
 
+    def dense_name(self, layer: int, projection: str) -> str:
+        """Tensor name of one matrix of a layer without experts."""
+        return f"{self.layer_prefix(layer)}.{self.dense}.{projection}.weight"
+
     def constant_name(self, layer: int, expert: int) -> str:
         """Tensor name of a constant in the approx form (FMT-5)."""
         return f"{self.experts_path(layer)}.{expert}.{self.constant}"
@@ -89,16 +109,70 @@ OLMOE = Family(
     up="up_proj",
     down="down_proj",
     constant="approx_value",
+    dense=None,
+    qk_norm=QkNorm.PROJECTION,
     count_keys=("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
     top_k_keys=("num_experts_per_tok",),
     intermediate_key="intermediate_size",
+    reads=frozenset({"num_key_value_heads", "norm_topk_prob", "clip_qkv"}),
     scoring="softmax",
     normalise_default=False,
     rms_norm_eps_default=1e-5,
     rope_theta_default=10000.0,
 )
 
-FAMILIES = (OLMOE,)
+# Layer i has experts when (i + 1) % decoder_sparse_step == 0 and i is not in
+# mlp_only_layers; the other layers are dense, with an MLP of intermediate_size.
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    model_types=("qwen3_moe",),
+    stack="model.layers",
+    router="mlp.gate",
+    experts="mlp.experts",
+    gate="gate_proj",
+    up="up_proj",
+    down="down_proj",
+    constant="approx_value",
+    dense="mlp",
+    qk_norm=QkNorm.HEAD,
+    count_keys=("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
+    top_k_keys=("num_experts_per_tok",),
+    intermediate_key="moe_intermediate_size",
+    reads=frozenset({"head_dim", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"}),
+    scoring="softmax",
+    normalise_default=False,
+    rms_norm_eps_default=1e-6,
+    rope_theta_default=10000.0,
+)
+
+# Mixtral has no norm_topk_prob and always normalises. The authors take the top-k logits
+# and the softmax of those; softmax over all, top-k, normalise is the same function, since
+# the common denominator cancels: exp(z_i) / sum of the selected exp(z_j).
+MIXTRAL = Family(
+    name="mixtral",
+    architectures=("MixtralForCausalLM",),
+    model_types=("mixtral",),
+    stack="model.layers",
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts",
+    gate="w1",
+    up="w3",
+    down="w2",
+    constant="approx_value",
+    dense=None,
+    qk_norm=QkNorm.NONE,
+    count_keys=("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    top_k_keys=("num_experts_per_tok",),
+    intermediate_key="intermediate_size",
+    reads=frozenset({"head_dim"}),
+    scoring="softmax",
+    normalise_default=True,
+    rms_norm_eps_default=1e-5,
+    rope_theta_default=1e6,
+)
+
+FAMILIES = (OLMOE, QWEN3_MOE, MIXTRAL)
 
 
 def find(architectures: list[str], model_type: str | None) -> Family | None:

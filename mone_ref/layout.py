@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from mone_ref.config import Config, ModelConfig
+from mone_ref.families import QkNorm
 
 Shape = tuple[int, ...]
 
@@ -36,7 +37,8 @@ def of_model(config: Config) -> Mapping[str, Shape]:
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (model.vocab_size, model.hidden_size)}
     for layer in range(model.num_layers):
         tensors.update(_attention(model, layer))
-        tensors.update(_moe(config, layer))
+        dense = layer in model.dense_layers
+        tensors.update(_dense(model, layer) if dense else _moe(config, layer))
     tensors["model.norm.weight"] = (model.hidden_size,)
     if not model.tie_word_embeddings:
         tensors["lm_head.weight"] = (model.vocab_size, model.hidden_size)
@@ -44,7 +46,7 @@ def of_model(config: Config) -> Mapping[str, Shape]:
 
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
-    """Attention and its norm. OLMoE normalises queries and keys over all heads at once."""
+    """Attention and its norms. Heads of another size than hidden / heads make q and o oblong."""
     prefix = model.family.layer_prefix(layer)
     hidden = model.hidden_size
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -53,8 +55,19 @@ def _attention(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
     yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
     yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
     yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
-    yield f"{prefix}.self_attn.q_norm.weight", (queries,)
-    yield f"{prefix}.self_attn.k_norm.weight", (keys,)
+    if model.family.qk_norm is not QkNorm.NONE:
+        per_head = model.family.qk_norm is QkNorm.HEAD
+        yield f"{prefix}.self_attn.q_norm.weight", (model.head_dim if per_head else queries,)
+        yield f"{prefix}.self_attn.k_norm.weight", (model.head_dim if per_head else keys,)
+    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+
+
+def _dense(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+    """The MLP of a layer without experts."""
+    family, hidden, intermediate = model.family, model.hidden_size, model.dense_intermediate_size
+    yield family.dense_name(layer, family.gate), (intermediate, hidden)
+    yield family.dense_name(layer, family.up), (intermediate, hidden)
+    yield family.dense_name(layer, family.down), (hidden, intermediate)
 
 
 def _moe(config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -62,7 +75,6 @@ def _moe(config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
     model, family = config.model, config.model.family
     hidden, intermediate = model.hidden_size, model.intermediate_size
     substitution = config.substitution.layer(layer, model.num_experts)
-    yield f"{family.layer_prefix(layer)}.post_attention_layernorm.weight", (hidden,)
     yield family.router_name(layer), (model.num_experts, hidden)
     for expert in substitution.retained:
         yield family.projection_name(layer, expert, family.gate), (intermediate, hidden)

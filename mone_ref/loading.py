@@ -22,6 +22,7 @@ from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config, LayerSubstitution, Substitution
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
 from mone_ref.experts import ExpertWeights
+from mone_ref.families import QkNorm
 from mone_ref.model import decoder
 from mone_ref.model.attention import AttentionWeights
 from mone_ref.model.decoder import Decoder, DecoderLayer
@@ -70,8 +71,8 @@ class Model:
         ]
 
     def expert_rows(self) -> dict[int, int]:
-        """Layer index -> number of physical rows allocated for it (EXEC-1)."""
-        return {i: layer.moe.experts.rows for i, layer in enumerate(self.weights.layers)}
+        """Index of each MoE layer -> number of physical rows allocated for it (EXEC-1)."""
+        return {i: layer.experts.rows for i, layer in self.weights.moe_layers.items()}
 
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """Change constants in place, by their names in the checkpoint (UPD-1).
@@ -110,10 +111,9 @@ class Model:
     def _constant_places(self) -> dict[str, list[Tensor]]:
         """Constant name -> the rows ``[H]`` that hold it."""
         places: dict[str, list[Tensor]] = defaultdict(list)
-        for layer in self.weights.layers:
-            for row, expert in enumerate(layer.moe.substitution.substituted):
-                name = layer.moe.substitution.constants[expert]
-                places[name].append(layer.moe.constants[row])
+        for layer in self.weights.moe_layers.values():
+            for row, expert in enumerate(layer.substitution.substituted):
+                places[layer.substitution.constants[expert]].append(layer.constants[row])
         return places
 
 
@@ -156,7 +156,7 @@ class Tensors:
 
 
 def read_decoder(config: Config, tensors: Tensors) -> Decoder:
-    """All weights of an OLMoE decoder."""
+    """All weights of a decoder."""
     model = config.model
     embedding = tensors.read("model.embed_tokens.weight")  # [V, H]
     return Decoder(
@@ -169,7 +169,8 @@ def read_decoder(config: Config, tensors: Tensors) -> Decoder:
 
 def read_layer(config: Config, tensors: Tensors, index: int) -> DecoderLayer:
     """One decoder layer."""
-    prefix = config.model.family.layer_prefix(index)
+    model = config.model
+    prefix, normed = model.family.layer_prefix(index), model.family.qk_norm is not QkNorm.NONE
 
     def read(name: str) -> Tensor:
         return tensors.read(f"{prefix}.{name}.weight")
@@ -181,12 +182,19 @@ def read_layer(config: Config, tensors: Tensors, index: int) -> DecoderLayer:
             k=read("self_attn.k_proj"),
             v=read("self_attn.v_proj"),
             o=read("self_attn.o_proj"),
-            q_norm=read("self_attn.q_norm"),
-            k_norm=read("self_attn.k_norm"),
+            q_norm=read("self_attn.q_norm") if normed else None,
+            k_norm=read("self_attn.k_norm") if normed else None,
         ),
-        moe_norm=read("post_attention_layernorm"),
-        moe=read_moe(config, tensors, index),
+        mlp_norm=read("post_attention_layernorm"),
+        mlp=(read_dense if index in model.dense_layers else read_moe)(config, tensors, index),
     )
+
+
+def read_dense(config: Config, tensors: Tensors, index: int) -> ExpertWeights:
+    """The MLP of a layer without experts, as one row."""
+    family = config.model.family
+    parts = (tensors.read(family.dense_name(index, name)) for name in family.projections)
+    return ExpertWeights(*(part[None] for part in parts))  # [1, I, H], [1, I, H], [1, H, I]
 
 
 def read_moe(config: Config, tensors: Tensors, index: int) -> MoeLayer:

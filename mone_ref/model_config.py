@@ -16,18 +16,23 @@ MAX_EXPERTS = 2**18
 
 STORED_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-# What the model must not ask for: key -> values that change nothing. OLMoE itself has only
-# the first few; an engine that knows the others from other families may honour them.
+# What the model must not ask for: key -> values that change nothing. A family that reads a
+# key is free of its line. No family here has all of them; an engine that knows one from
+# another family may honour it.
 FEATURES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
+    "clip_qkv": (),
     "sliding_window": (),
+    "use_sliding_window": (False,),
+    "dual_chunk_attention_config": (),
     "partial_rotary_factor": (1.0,),
     "mlp_bias": (False,),
     "scoring_func": ("softmax",),
     "routed_scaling_factor": (1.0,),
     "n_group": (1,),
     "n_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
     "first_k_dense_replace": (0,),
     "decoder_sparse_step": (1,),
     "mlp_only_layers": ([],),
@@ -40,7 +45,11 @@ ROPE_PLAIN = {"rope_type": "default", "type": "default", "partial_rotary_factor"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and readings of a decoder, resolved against its family's row."""
+    """Sizes and readings of a decoder, resolved against its family's row.
+
+    ``intermediate_size`` is an expert's; ``dense_intermediate_size`` that of the layers
+    without experts, ``dense_layers``, and 0 where there are none.
+    """
 
     family: Family
     vocab_size: int
@@ -52,12 +61,19 @@ class ModelConfig:
     head_dim: int
     num_experts: int
     top_k: int
+    dense_layers: frozenset[int]
+    dense_intermediate_size: int
     router: RouterRule
     rms_norm_eps: float
     rope_theta: float
     clip_qkv: float | None
     tie_word_embeddings: bool
     stored_dtype: str
+
+    @property
+    def moe_layers(self) -> list[int]:
+        """Indices of the layers that have experts, ascending."""
+        return [layer for layer in range(self.num_layers) if layer not in self.dense_layers]
 
 
 def find_family(fields: Fields) -> Family | None:
@@ -92,29 +108,42 @@ def find_family(fields: Fields) -> Family | None:
 def read_sizes(fields: Fields, family: Family) -> dict[str, int]:
     """Sizes under their names in ``ModelConfig``; those with a problem are absent."""
     heads = fields.size("num_attention_heads")
+    optional = "num_key_value_heads" in family.reads
     read = {
         "vocab_size": fields.size("vocab_size"),
         "hidden_size": fields.size("hidden_size"),
         "intermediate_size": fields.size(family.intermediate_key),
         "num_layers": fields.size("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": fields.size("num_key_value_heads", default=heads or 1),
+        "num_kv_heads": fields.size(
+            "num_key_value_heads", default=(heads or 1) if optional else None
+        ),
         "num_experts": fields.size(*family.count_keys, clause="FMT-1"),
         "top_k": fields.size(*family.top_k_keys),
     }
     sizes = {name: size for name, size in read.items() if size is not None}
-    _check_heads(fields, sizes)
+    head_dim = _read_head_dim(fields, family, sizes)
+    if head_dim is not None:
+        sizes["head_dim"] = head_dim
     _check_experts(fields, family, sizes)
     return sizes
 
 
-def _check_heads(fields: Fields, sizes: dict[str, int]) -> None:
-    """Heads divide the hidden size, key-value heads divide the heads, rope needs even heads."""
+def _read_head_dim(fields: Fields, family: Family, sizes: dict[str, int]) -> int | None:
+    """Size of one head: the config's own in families that have the key, else hidden / heads.
+
+    Key-value heads divide the heads, and rope needs a head of an even size.
+    """
     hidden, heads, kv_heads = (sizes.get(n) for n in ("hidden_size", "num_heads", "num_kv_heads"))
     if heads and kv_heads and heads % kv_heads:
         _inconsistent(fields, ("num_key_value_heads",), kv_heads, f"a divisor of {heads} heads")
+    if "head_dim" in family.reads and fields.find("head_dim"):
+        head_dim = fields.size("head_dim")
+        if head_dim is not None and head_dim % 2:
+            _inconsistent(fields, ("head_dim",), head_dim, "an even size")
+        return head_dim
     if not hidden or not heads:
-        return
+        return None
     if hidden % heads:
         _inconsistent(fields, ("hidden_size",), hidden, f"a multiple of {heads} heads")
     elif hidden // heads % 2:
@@ -124,6 +153,26 @@ def _check_heads(fields: Fields, sizes: dict[str, int]) -> None:
         if type(found.value) is not int or found.value * heads != hidden:
             expected = f"hidden_size / num_attention_heads = {hidden} / {heads}"
             fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)
+    return hidden // heads
+
+
+def read_dense_layers(fields: Fields, family: Family, sizes: dict[str, int]) -> frozenset[int]:
+    """The layers without experts, by ``decoder_sparse_step`` and ``mlp_only_layers``.
+
+    An index outside the model may stand in ``mlp_only_layers``, and changes nothing.
+    """
+    if family.dense is None:
+        return frozenset()
+    step = fields.size("decoder_sparse_step", default=1)
+    named = fields.agree(fields.find("mlp_only_layers"))
+    if named is not None and not (
+        isinstance(named.value, list) and all(type(layer) is int for layer in named.value)
+    ):
+        fields.wrong(named, "an array of layer indices")
+        return frozenset()
+    dense = set(named.value) if named else set()
+    layers = range(min(sizes.get("num_layers", 0), MAX_EXPERTS))  # more were refused already
+    return frozenset(i for i in layers if i in dense or (step and (i + 1) % step))
 
 
 def _check_experts(fields: Fields, family: Family, sizes: dict[str, int]) -> None:
@@ -147,13 +196,23 @@ def _inconsistent(fields: Fields, keys: tuple[str, ...], size: int, expected: st
 # -- everything else about the model
 
 
-def read(fields: Fields, family: Family, sizes: dict[str, int]) -> ModelConfig | None:
-    """The model, or None with the problems in ``fields``; ``sizes`` as ``read_sizes`` gave them."""
-    _check_features(fields)
-    normalise = fields.flag("norm_topk_prob", family.normalise_default)
+def read(
+    fields: Fields, family: Family, sizes: dict[str, int], dense_layers: frozenset[int]
+) -> ModelConfig | None:
+    """The model, or None with the problems in ``fields``.
+
+    ``sizes`` and ``dense_layers`` as ``read_sizes`` and ``read_dense_layers`` gave them.
+    """
+    _check_features(fields, family)
+    normalise = family.normalise_default
+    if "norm_topk_prob" in family.reads:
+        normalise = fields.flag("norm_topk_prob", normalise)
+    dense_size = fields.size("intermediate_size") if dense_layers else None
     eps = fields.positive(fields.agree(fields.find("rms_norm_eps")))
     theta = _read_rope_theta(fields)
-    clip_qkv = fields.positive(fields.agree(fields.find("clip_qkv")))
+    clip_qkv = None
+    if "clip_qkv" in family.reads:
+        clip_qkv = fields.positive(fields.agree(fields.find("clip_qkv")))
     tied = fields.flag("tie_word_embeddings", False)
     dtype = _read_dtype(fields)
     if fields.errors:
@@ -161,7 +220,8 @@ def read(fields: Fields, family: Family, sizes: dict[str, int]) -> ModelConfig |
     return ModelConfig(
         family=family,
         **sizes,
-        head_dim=sizes["hidden_size"] // sizes["num_heads"],
+        dense_layers=dense_layers,
+        dense_intermediate_size=dense_size or 0,
         router=RouterRule(family.scoring, normalise),
         rms_norm_eps=family.rms_norm_eps_default if eps is None else eps,
         rope_theta=family.rope_theta_default if theta is None else theta,
@@ -171,10 +231,11 @@ def read(fields: Fields, family: Family, sizes: dict[str, int]) -> ModelConfig |
     )
 
 
-def _check_features(fields: Fields) -> None:
+def _check_features(fields: Fields, family: Family) -> None:
     """Refuse what this model does not compute."""
-    for key, accepted in FEATURES.items():
-        for found in fields.find(key):
+    features = FEATURES | {"norm_topk_prob": (family.normalise_default,)}
+    for key, accepted in features.items():
+        for found in [] if key in family.reads else fields.find(key):
             if not any(same(found.value, value) for value in accepted):
                 expected = " or ".join(["null", *map(show, accepted)])
                 fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)

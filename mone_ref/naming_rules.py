@@ -15,7 +15,7 @@ from mone_ref.checkpoint import Checkpoint
 from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.checkpoint.text import count, plain, some
 from mone_ref.config import Config
-from mone_ref.errors import Code, Problem
+from mone_ref.errors import Code, Problem, show
 from mone_ref.tensor_names import expert_tensor, layer_index
 
 
@@ -41,10 +41,33 @@ def decoder_path(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
         yield tensor_problem(Code.DECODER_PATH, checkpoint, first, found, expected, "FMT-4")
 
 
+def layer_kinds(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """The layers that store experts are those to which the config gives experts (FMT-1).
+
+    A layer stored with a dense MLP and with experts counts as one with experts.
+    """
+    model, family = config.model, config.model.family
+    if family.dense is None:
+        return
+    stored = {found.layer for name in checkpoint.tensors if (found := expert_tensor(family, name))}
+    stored |= {i for i in range(model.num_layers) if family.router_name(i) in checkpoint.tensors}
+    dense = {
+        layer
+        for layer in set(model.moe_layers) - stored
+        if family.dense_name(layer, family.gate) in checkpoint.tensors
+    }
+    wrong = dense | (stored & model.dense_layers)
+    if wrong:
+        where = f"{family.layer_prefix(min(wrong))}.{family.dense}"
+        found = f"experts in layers {show(sorted(set(model.moe_layers) ^ wrong))}"
+        expected = f"experts in layers {show(model.moe_layers)}, as config.json says"
+        yield tensor_problem(Code.LAYER_KINDS, checkpoint, where, found, expected, "FMT-1")
+
+
 def no_router(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Experts without any router: the routers have another name (FMT-1)."""
     family = config.model.family
-    routers = [family.router_name(layer) for layer in range(config.model.num_layers)]
+    routers = [family.router_name(layer) for layer in config.model.moe_layers]
     if not _stores_experts(config, checkpoint) or any(r in checkpoint.tensors for r in routers):
         return
     found = "no router in any layer, and experts"
@@ -56,12 +79,12 @@ def no_router(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 
 def no_expert(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Not one expert under its family's path: they have another name, or none are stored."""
-    if _stores_experts(config, checkpoint):
+    if not config.model.moe_layers or _stores_experts(config, checkpoint):
         return
     found = "no tensor of any expert"
     if candidates := expert_candidates(config, checkpoint):
         found += f"; {some(candidates, 'unread tensor')} with a number below a layer"
-    where = config.model.family.experts_path(0)
+    where = config.model.family.experts_path(config.model.moe_layers[0])
     expected = f"tensors named {config.model.family.stack}.N.{config.model.family.experts}.J"
     yield tensor_problem(Code.MISSING_EXPERT, checkpoint, where, found, expected, "LOAD-11")
 

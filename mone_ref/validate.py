@@ -106,9 +106,12 @@ def tensor_problems(
     config: Config, checkpoint: Checkpoint, dtype: str | None = None
 ) -> Iterator[Problem]:
     """All rules between a config and the tensors of a checkpoint, in order."""
-    misnamed = list(naming_rules.decoder_path(config, checkpoint))
-    if misnamed:  # every other rule would report every tensor
-        yield from misnamed
+    another_model = [
+        *naming_rules.decoder_path(config, checkpoint),
+        *naming_rules.layer_kinds(config, checkpoint),
+    ]
+    if another_model:  # every other rule would report every tensor
+        yield from another_model
         return
     for rule in (
         missing_constants(config, checkpoint),
@@ -293,7 +296,7 @@ def retained_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem
     family = config.model.family
     constants = _stray_constants(config, checkpoint)
     fused = _fused_layers(config, checkpoint)
-    for layer in range(config.model.num_layers):
+    for layer in config.model.moe_layers:
         if layer in fused:
             continue
         pruned: list[int] = []
@@ -341,7 +344,7 @@ def routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     if misnamed:
         yield from misnamed
         return
-    for layer, name in enumerate(_routers(config)):
+    for layer, name in zip(config.model.moe_layers, _routers(config), strict=True):
         if name not in checkpoint.tensors:
             found = "nothing"
             if candidates := naming_rules.router_candidates(config, checkpoint, layer):
@@ -529,7 +532,7 @@ def _is_models_own(config: Config, name: str) -> bool:
 
 def _routers(config: Config) -> list[str]:
     family = config.model.family
-    return [family.router_name(layer) for layer in range(config.model.num_layers)]
+    return [family.router_name(layer) for layer in config.model.moe_layers]
 
 
 def _unread(config: Config, checkpoint: Checkpoint) -> Iterator[str]:

@@ -136,7 +136,7 @@ def test_a_recipe_too_loud_for_float16_is_refused(tiny):
     model = mone_ref.load(tiny[0].checkpoint)
     prompts = [[1, 2, 3]]
     certificate.check_headroom(loud, [Variant("float32", "plain", model)], prompts)
-    model.weights.layers[0].moe.experts.up *= 2.0**13
+    model.weights.layers[0].mlp.experts.up *= 2.0**13
     with pytest.raises(RecipeError, match="float16"):
         certificate.check_headroom(loud, [Variant("float32", "plain", model)], prompts)
     quiet_claim = recipes.parse(SMALL | {"compute_types": ["float32"]})
@@ -207,7 +207,7 @@ def test_constants_are_as_loud_as_experts(fixtures):
     for directory in sorted(path.parent for path in fixtures.glob("*/recipe.yaml")):
         model = mone_ref.load(directory / "checkpoint", torch.float64)
         for layer in model.substitution.layers:
-            moe = model.weights.layers[layer].moe
+            moe = model.weights.layers[layer].mlp
             trace = {}
             model.score([list(range(16))], trace.__setitem__)
             x = trace[f"layers.{layer}.moe_in"]  # [T, H]

@@ -37,14 +37,14 @@ def test_every_retained_expert_stands_in_its_ascending_row_and_no_other_is_alloc
     model = mone_ref.load(checkpoint)
     for index, layer in enumerate(model.weights.layers):
         retained = [j for j in range(12) if j not in declared[str(index)]]
-        assert layer.moe.experts.rows == len(retained)
+        assert layer.mlp.experts.rows == len(retained)
         for row, expert in enumerate(retained):
             for leaf in ("gate", "up", "down"):
                 tensor = stored[name(index, expert, f"{leaf}_proj.weight")].float()
-                assert torch.equal(getattr(layer.moe.experts, leaf)[row], tensor)
+                assert torch.equal(getattr(layer.mlp.experts, leaf)[row], tensor)
         for row, expert in enumerate(sorted(declared[str(index)])):
             tensor = stored[name(index, expert, "approx_value")].float()
-            assert torch.equal(layer.moe.constants[row], tensor)
+            assert torch.equal(layer.mlp.constants[row], tensor)
     assert model.expert_rows() == {0: 6, 1: 7}
 
 
@@ -77,10 +77,10 @@ def test_loading_twice_answers_bit_for_bit(approx):
 
 def test_an_update_changes_its_constant_and_no_other_tensor(approx):
     model = mone_ref.load(approx)
-    before = [layer.moe.constants.clone() for layer in model.weights.layers]
+    before = [layer.mlp.constants.clone() for layer in model.weights.layers]
     answers = model.score([PROMPT])[0]
     model.update({name(1, 2, "approx_value"): torch.full((96,), 3.0)})
-    after = [layer.moe.constants for layer in model.weights.layers]
+    after = [layer.mlp.constants for layer in model.weights.layers]
     assert torch.equal(after[0], before[0])
     assert torch.equal(after[1][[0, 2]], before[1][[0, 2]])  # rows of experts 0 and 7
     assert after[1][1].tolist() == [3.0] * 96

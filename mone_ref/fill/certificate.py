@@ -23,6 +23,7 @@ from mone_ref.fill import generator
 from mone_ref.fill.recipe import Recipe, RecipeError
 from mone_ref.fill.variants import Variant
 from mone_ref.loading import Model
+from mone_ref.moe import MoeLayer
 
 MAX_ATTEMPTS = 256  # a few tries a token are usual; far more means a hopeless recipe
 FLOAT16_HEADROOM = 2.0**13
@@ -34,7 +35,7 @@ def router_logits(model: Model, prompt: Sequence[int]) -> Tensor:
     """Router logits of one run in every MoE layer: ``[L, T, E]`` float64."""
     trace: dict[str, Tensor] = {}
     model.logits(prompt, trace.__setitem__)
-    layers = range(model.config.model.num_layers)
+    layers = model.config.model.moe_layers
     return torch.stack([trace[f"layers.{i}.router_logits"].double() for i in layers])
 
 
@@ -104,13 +105,16 @@ def coverage(oracle: Model, prompts: Sequence[Sequence[int]]) -> Counter[str]:
 
 
 def loudest(model: Model, prompt: Sequence[int]) -> float:
-    """Largest magnitude among residuals, MoE inputs and outputs, expert interiors and logits."""
+    """Largest magnitude among residuals, MLP inputs and outputs, MLP interiors and logits."""
     trace: dict[str, Tensor] = {}
     top = float(model.logits(prompt, trace.__setitem__).abs().max())
     for layer, weights in enumerate(model.weights.layers):
-        x = trace[f"layers.{layer}.moe_in"]  # [T, H]
-        for row in range(weights.moe.experts.rows):
-            inner = experts.interior(x, weights.moe.experts, row, model.precision)  # [T, I]
+        mlp, kind = weights.mlp, "dense"
+        if isinstance(mlp, MoeLayer):
+            mlp, kind = mlp.experts, "moe"
+        x = trace[f"layers.{layer}.{kind}_in"]  # [T, H]
+        for row in range(mlp.rows):
+            inner = experts.interior(x, mlp, row, model.precision)  # [T, I]
             top = max(top, float(inner.abs().max()))
     return max(top, *(float(value.abs().max()) for value in trace.values()))
 

@@ -21,13 +21,7 @@ MAX_POSITIONS = 64
 # Exponents of two for k in [-128, 127]: projections turn a unit-variance input into a
 # unit-scale output at a fan-in near 100; router logits spread over a few units; a constant is
 # as loud as an expert's output.
-EXPONENTS = {
-    "embed_tokens": -6,
-    "lm_head": -8,
-    "down_proj": -8,
-    "approx_value": -5,
-}
-OTHER_EXPONENT = -9
+EXPONENTS = {"embedding": -6, "head": -8, "down": -8, "constant": -5, "other": -9}
 
 
 def write(recipe: Recipe, directory: Path) -> None:
@@ -75,20 +69,33 @@ def config_json(recipe: Recipe) -> dict[str, Any]:
         "num_key_value_heads": recipe.num_kv_heads,
         family.count_keys[0]: recipe.num_experts,
         family.top_k_keys[0]: recipe.top_k,
-        "norm_topk_prob": recipe.normalise,
+        **{key: value for key, value in optional_fields(recipe).items() if key in family.reads},
         "hidden_act": "silu",
         "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": family.rms_norm_eps_default,
         "rope_theta": family.rope_theta_default,
         "attention_bias": False,
-        "clip_qkv": None,
+        **({"clip_qkv": None} if "clip_qkv" in family.reads else {}),
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": 0,
         "pad_token_id": None,
         "torch_dtype": recipe.stored,
     }
+    if family.dense is not None:
+        dense_size = recipe.dense_intermediate_size or recipe.intermediate_size
+        document["intermediate_size"] = dense_size
     return {**document, **forms.declaration(recipe)}
+
+
+def optional_fields(recipe: Recipe) -> dict[str, Any]:
+    """Fields that not every family reads."""
+    return {
+        "head_dim": recipe.head_dim or recipe.hidden_size // recipe.num_heads,
+        "norm_topk_prob": recipe.normalise,
+        "decoder_sparse_step": recipe.sparse_step,
+        "mlp_only_layers": list(recipe.dense_layers),
+    }
 
 
 def tensors(recipe: Recipe, parsed: Config) -> dict[str, Tensor]:
@@ -108,12 +115,22 @@ def fill(recipe: Recipe, name: str, shape: tuple[int, ...]) -> Tensor:
     """One tensor in float32; its role decides the scale."""
     if "norm" in name:
         return torch.from_numpy(generator.around_one(recipe.seed, name, shape))
-    role = next((role for role in EXPONENTS if role in name), "")
-    exponent = EXPONENTS.get(role, OTHER_EXPONENT)
-    if role in ("down_proj", "approx_value"):
-        exponent += recipe.loudness
-    seed = constant_seed(recipe, name) if role == "approx_value" else recipe.seed
+    part = role(recipe, name)
+    exponent = EXPONENTS[part] + (recipe.loudness if part in ("down", "constant") else 0)
+    seed = constant_seed(recipe, name) if part == "constant" else recipe.seed
     return torch.from_numpy(generator.uniform(seed, name, shape, exponent))
+
+
+def role(recipe: Recipe, name: str) -> str:
+    """Which line of ``EXPONENTS`` a tensor has."""
+    path, family = name.split("."), recipe.row
+    roles = {
+        "embed_tokens": "embedding",
+        "lm_head": "head",
+        family.down: "down",
+        family.constant: "constant",
+    }
+    return next((roles[part] for part in path if part in roles), "other")
 
 
 def constant_seed(recipe: Recipe, name: str) -> int:

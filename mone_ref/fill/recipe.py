@@ -15,6 +15,15 @@ from mone_ref.backend import COMPUTE_TYPES
 from mone_ref.errors import show
 from mone_ref.families import FAMILIES, Family
 
+FAMILY_FIELDS = {
+    "normalise": "norm_topk_prob",
+    "head_dim": "head_dim",
+    "dense_layers": "mlp_only_layers",
+    "sparse_step": "decoder_sparse_step",
+    "dense_intermediate_size": "mlp_only_layers",
+}
+"""Fields of a recipe that a family must read, and the config key that says so."""
+
 SCHEMA = json.loads(Path(__file__).with_name("recipe.schema.json").read_text(encoding="utf-8"))
 
 
@@ -34,6 +43,10 @@ class Recipe:
     ``<constant_prefix>.<layer>.<expert>``. ``shards`` is the number of weight files, with
     an ``index`` or without; 0 is one file under its usual name. ``prompts`` are lengths.
     ``control`` names the plain sibling when it is shared with another fixture.
+
+    Only for families that have it: ``normalise``, ``head_dim`` (0 is hidden / heads),
+    ``dense_layers`` and ``sparse_step`` (which layers have no experts), and
+    ``dense_intermediate_size`` of those (0 is the experts' own).
     """
 
     name: str
@@ -50,6 +63,10 @@ class Recipe:
     substitution: Mapping[str, list[int]]
     prompts: list[int]
     normalise: bool = False
+    head_dim: int = 0
+    dense_layers: list[int] = field(default_factory=list)
+    sparse_step: int = 1
+    dense_intermediate_size: int = 0
     stored: str = "bfloat16"
     loudness: int = 0
     form: str = "approx"
@@ -118,6 +135,9 @@ def parse(document: Any) -> Recipe:
                 raise RecipeError(f"$.{key}: {show(place)} is not a substituted expert")
     if len(set(shared)) != len(shared):
         raise RecipeError("$.shared_constants: an expert stands in two groups")
+    for name, key in FAMILY_FIELDS.items():
+        if name in document and key not in recipe.row.reads:
+            raise RecipeError(f"$.{name}: {recipe.family} has no {key}")
     return recipe
 
 

@@ -71,6 +71,7 @@ def permuted(model: Model, seed: int) -> Decoder:
     hidden = torch.randperm(sizes.hidden_size, generator=generator)  # [H]
     inner = torch.randperm(sizes.intermediate_size, generator=generator)  # [I]
     column = torch.randperm(sizes.head_dim, generator=generator)  # [D]
+    dense = torch.randperm(sizes.dense_intermediate_size, generator=generator)  # [I of dense]
 
     weights = model.weights
     return Decoder(
@@ -79,8 +80,10 @@ def permuted(model: Model, seed: int) -> Decoder:
             DecoderLayer(
                 attention_norm=layer.attention_norm[hidden],
                 attention=permuted_attention(layer.attention, hidden, column),
-                moe_norm=layer.moe_norm[hidden],
-                moe=permuted_moe(layer.moe, hidden, inner),
+                mlp_norm=layer.mlp_norm[hidden],
+                mlp=permuted_moe(layer.mlp, hidden, inner)
+                if isinstance(layer.mlp, MoeLayer)
+                else permuted_experts(layer.mlp, hidden, dense),
             )
             for layer in weights.layers
         ],
@@ -109,12 +112,17 @@ def permuted_moe(layer: MoeLayer, hidden: Tensor, inner: Tensor) -> MoeLayer:
     return replace(
         layer,
         router=layer.router[:, hidden],
-        experts=ExpertWeights(
-            gate=layer.experts.gate[:, inner][:, :, hidden],
-            up=layer.experts.up[:, inner][:, :, hidden],
-            down=layer.experts.down[:, hidden][:, :, inner],
-        ),
+        experts=permuted_experts(layer.experts, hidden, inner),
         constants=layer.constants[:, hidden],
+    )
+
+
+def permuted_experts(weights: ExpertWeights, hidden: Tensor, inner: Tensor) -> ExpertWeights:
+    """Hidden and intermediate columns of experts, or of a dense MLP."""
+    return ExpertWeights(
+        gate=weights.gate[:, inner][:, :, hidden],
+        up=weights.up[:, inner][:, :, hidden],
+        down=weights.down[:, hidden][:, :, inner],
     )
 
 

@@ -13,20 +13,24 @@ from mone_ref.precision import Precision, product
 
 @dataclass
 class AttentionWeights:
-    """Projections ``[out, in]`` and the norms over whole projections, before heads are split."""
+    """Projections ``[out, in]`` and norms of queries and keys.
+
+    The length of a norm says what it spans: all heads at once (OLMoE), or each head by
+    itself (Qwen3); None where the family has none (Mixtral).
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     o: Tensor
-    q_norm: Tensor
-    k_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
     """Root-mean-square norm over the last axis; statistics in float32 or wider."""
     x = x.to(precision.wide)
-    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)  # [T, 1]
+    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)  # [..., 1]
     return (x * scale).to(precision.between) * weight.to(precision.between)
 
 
@@ -57,8 +61,8 @@ def attention(
     query = product(x, weights.q, precision)  # [T, heads * D]
     key = product(x, weights.k, precision)  # [T, kv_heads * D]
     value = product(x, weights.v, precision)  # [T, kv_heads * D]
-    query = rms_norm(query, weights.q_norm, model.rms_norm_eps, precision)
-    key = rms_norm(key, weights.k_norm, model.rms_norm_eps, precision)
+    query = qk_norm(query, weights.q_norm, model.rms_norm_eps, precision)
+    key = qk_norm(key, weights.k_norm, model.rms_norm_eps, precision)
     if model.clip_qkv is not None:
         query, key, value = (t.clamp(-model.clip_qkv, model.clip_qkv) for t in (query, key, value))
 
@@ -68,6 +72,14 @@ def attention(
     cos, sin = rope_table(len(x), model.head_dim, model.rope_theta, precision.attention)
     mixed = causal_mix(rotate(q, cos, sin), rotate(k, cos, sin), v, precision)  # [T, heads * D]
     return product(mixed, weights.o, precision)  # [T, H]
+
+
+def qk_norm(x: Tensor, weight: Tensor | None, eps: float, precision: Precision) -> Tensor:
+    """Norm over every ``len(weight)`` columns of a projection ``[T, heads * D]``."""
+    if weight is None:
+        return x
+    parts = x.view(len(x), -1, len(weight))  # [T, 1, heads * D] or [T, heads, D]
+    return rms_norm(parts, weight, eps, precision).view(x.shape)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
