@@ -49,7 +49,7 @@ def layer_kinds(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     model, family = config.model, config.model.family
     if family.dense is None:
         return
-    stored = {found.layer for name in checkpoint.tensors if (found := expert_tensor(family, name))}
+    stored = {one.layer for name in checkpoint.tensors if (one := expert_tensor(family, name))}
     stored |= {i for i in range(model.num_layers) if family.router_name(i) in checkpoint.tensors}
     dense = {
         layer

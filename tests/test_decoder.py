@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import OlmoeConfig, OlmoeForCausalLM
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 import mone_ref
 from mone_ref.fill.golden import budget
@@ -14,41 +22,71 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 97]
 MULTIPLIER = 3  # the number rule (SPEC, Numbers)
 
 
-def save_plain(directory: Path, **changes: object) -> OlmoeForCausalLM:
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+    "attn_implementation": "eager",
+}
+FAMILIES: dict[str, tuple[type, type, dict[str, object]]] = {
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"intermediate_size": 20, "num_experts": 6}),
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {"moe_intermediate_size": 20, "intermediate_size": 28, "num_experts": 6, "head_dim": 12},
+    ),
+    "mixtral": (
+        MixtralForCausalLM,
+        MixtralConfig,
+        {"intermediate_size": 20, "num_local_experts": 6},
+    ),
+}
+
+
+def save_plain(directory: Path, family: str = "olmoe", **changes: object) -> PreTrainedModel:
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 100,
-        "hidden_size": 48,
-        "intermediate_size": 20,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.2,
-        "pad_token_id": None,
-        "attn_implementation": "eager",
-    }
-    model = OlmoeForCausalLM(OlmoeConfig(**(sizes | changes))).eval()
+    model_class, config_class, sizes = FAMILIES[family]
+    model = model_class(config_class(**(SIZES | sizes | changes))).eval()
+    with torch.no_grad():  # transformers starts every norm at one, which would hide it
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
     model.save_pretrained(directory)
     return model
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("family", "changes"),
     [
-        {},
-        {"norm_topk_prob": True},
-        {"tie_word_embeddings": True},
-        {"clip_qkv": 0.5},
-        {"num_key_value_heads": 3, "rope_theta": 500.0},
-        {"num_experts_per_tok": 6},
+        ("olmoe", {}),
+        ("olmoe", {"norm_topk_prob": True}),
+        ("olmoe", {"tie_word_embeddings": True}),
+        ("olmoe", {"clip_qkv": 0.5}),
+        ("olmoe", {"num_key_value_heads": 3, "rope_theta": 500.0}),
+        ("olmoe", {"num_experts_per_tok": 6}),
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"norm_topk_prob": True, "num_key_value_heads": 3}),
+        ("qwen3_moe", {"head_dim": 32, "rms_norm_eps": 1e-2}),
+        ("qwen3_moe", {"num_hidden_layers": 3, "mlp_only_layers": [0, 2]}),
+        ("qwen3_moe", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+        ("qwen3_moe", {"num_hidden_layers": 2, "decoder_sparse_step": 3}),
+        ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}),
+        ("mixtral", {}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("mixtral", {"num_experts_per_tok": 6, "num_key_value_heads": 3}),
+        ("mixtral", {"head_dim": 24, "rope_theta": 500.0}),
+        ("mixtral", {"tie_word_embeddings": True}),
     ],
-    ids=["plain", "normalised", "tied", "clipped", "full-heads", "all-experts"],
+    ids=str,
 )
-def test_float64_oracle_and_transformers_float32_agree(tmp_path, changes):
-    stock = save_plain(tmp_path, **changes)
+def test_float64_oracle_and_transformers_float32_agree(tmp_path, family, changes):
+    stock = save_plain(tmp_path, family, **changes)
     oracle = mone_ref.load(tmp_path, torch.float64)
     truth = oracle.score([PROMPT])[0]  # [T, V]
     with torch.no_grad():
@@ -61,9 +99,19 @@ def test_float64_oracle_and_transformers_float32_agree(tmp_path, changes):
     assert error.abs().max() <= MULTIPLIER * top
 
 
-def test_the_bound_above_can_fail(tmp_path):
-    save_plain(tmp_path)
-    other = save_plain(tmp_path / "other", norm_topk_prob=True)
+@pytest.mark.parametrize(
+    ("family", "misreading"),
+    [
+        ("olmoe", {"norm_topk_prob": True}),
+        ("qwen3_moe", {"norm_topk_prob": True}),
+        ("qwen3_moe", {"rms_norm_eps": 1e-2}),
+        ("mixtral", {"rope_theta": 1e4}),
+    ],
+    ids=str,
+)
+def test_the_bound_above_can_fail(tmp_path, family, misreading):
+    save_plain(tmp_path, family)
+    other = save_plain(tmp_path / "other", family, **misreading)
     oracle = mone_ref.load(tmp_path, torch.float64)
     truth = oracle.score([PROMPT])[0]
     with torch.no_grad():
