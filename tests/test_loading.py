@@ -89,7 +89,7 @@ def test_an_update_changes_its_constant_and_no_other_tensor(approx):
 
 def test_a_shared_constant_is_loaded_and_updated_in_every_place(fixtures):
     model = mone_ref.load(fixtures / "olmoe-explicit-shared" / "checkpoint")
-    first, second = (layer.moe.constants for layer in model.weights.layers)
+    first, second = (layer.mlp.constants for layer in model.weights.layers)
     assert torch.equal(first[0], second[1])  # experts 1 of layer 0 and 2 of layer 1
     assert torch.equal(second[0], second[2])  # experts 0 and 7 of layer 1
     alone = first[1].clone()
