@@ -1,8 +1,8 @@
-"""A second oracle: OLMoE with expert substitution, one scalar at a time.
+"""A second oracle: models with expert substitution, one scalar at a time.
 
 It shares nothing with ``mone_ref``: not a line, not a library. Two oracles with one
 author's assumption in both would agree and prove nothing, so this one is written from
-the architecture and the clauses alone: plain loops over lists of Python floats (IEEE
+the architectures and the clauses alone: plain loops over lists of Python floats (IEEE
 float64), checkpoint bytes decoded here. A substituted expert is a route that adds
 ``weight * constant`` (SEM-1); there are no compact rows and no rewritten routes.
 
@@ -17,11 +17,32 @@ import struct
 from collections.abc import Iterable, Mapping
 from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Vector = list[float]
 Matrix = list[Vector]  # one list per output row
 Route = tuple[int, float]  # (logical expert, router weight)
+
+
+class Architecture(NamedTuple):
+    """Names and defaults of one ``model_type``.
+
+    ``gate``, ``up`` and ``down`` name the matrices of an expert and of a dense MLP alike.
+    """
+
+    block: str
+    gate: str
+    up: str
+    down: str
+    epsilon: float
+    theta: float
+
+
+ARCHITECTURES = {
+    "olmoe": Architecture("mlp", "gate_proj", "up_proj", "down_proj", 1e-5, 1e4),
+    "qwen3_moe": Architecture("mlp", "gate_proj", "up_proj", "down_proj", 1e-6, 1e4),
+    "mixtral": Architecture("block_sparse_moe", "w1", "w3", "w2", 1e-5, 1e6),
+}
 
 
 def log_probabilities(directory: str | Path, prompt: list[int]) -> Matrix:
@@ -40,8 +61,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
     unsupported = {
+        "model_type": config.get("model_type") not in ARCHITECTURES,
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")),
+        "sliding_window": config.get("sliding_window") is not None,
         "rope_type": rope_type != "default" or config.get("rope_scaling") is not None,
     }
     if any(unsupported.values()):
@@ -49,13 +72,22 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    return ARCHITECTURES[config["model_type"]]
+
+
+def norm_epsilon(config: Mapping[str, Any]) -> float:
+    return config.get("rms_norm_eps", architecture(config).epsilon)
+
+
 def constant_names(config: Mapping[str, Any]) -> dict[int, dict[int, str]]:
     """Layer -> substituted expert -> name of its constant, in the form that the config has."""
     transforms = (config.get("compression_config") or {}).get("transform_config") or {}
     explicit = transforms.get("expert_substitution")
     if explicit is None:
+        path = f"model.layers.{{}}.{architecture(config).block}.experts.{{}}.approx_value"
         return {
-            int(layer): {i: f"model.layers.{layer}.mlp.experts.{i}.approx_value" for i in ids or []}
+            int(layer): {i: path.format(layer, i) for i in ids or []}
             for layer, ids in (config.get("approximate_experts") or {}).items()
         }
     names: dict[int, dict[int, str]] = {}
@@ -187,20 +219,34 @@ def attention(
 def project(
     config: Mapping[str, Any], weights: Mapping[str, Any], prefix: str, x: Vector
 ) -> tuple[Vector, Vector, Vector]:
-    """Query, key and value of one token. OLMoE normalises q and k before the split in heads."""
-    epsilon = config.get("rms_norm_eps", 1e-5)
+    """Query, key and value of one token.
+
+    OLMoE normalises all queries at once and all keys at once, Qwen3 each head by itself,
+    Mixtral neither.
+    """
+    epsilon, kind = norm_epsilon(config), config["model_type"]
     q, k, v = (apply(weights[f"{prefix}.{name}_proj.weight"], x) for name in "qkv")
-    q = rms_norm(q, weights[f"{prefix}.q_norm.weight"], epsilon)
-    k = rms_norm(k, weights[f"{prefix}.k_norm.weight"], epsilon)
+    if kind == "olmoe":
+        q = rms_norm(q, weights[f"{prefix}.q_norm.weight"], epsilon)
+        k = rms_norm(k, weights[f"{prefix}.k_norm.weight"], epsilon)
+    elif kind == "qwen3_moe":
+        q = norm_heads(q, weights[f"{prefix}.q_norm.weight"], epsilon)
+        k = norm_heads(k, weights[f"{prefix}.k_norm.weight"], epsilon)
     limit = config.get("clip_qkv")
     if limit is not None:
         q, k, v = ([min(max(value, -limit), limit) for value in part] for part in (q, k, v))
     return q, k, v
 
 
+def norm_heads(x: Vector, weight: Vector, epsilon: float) -> Vector:
+    """Heads lie one after another, each as long as the one weight that they share."""
+    heads = rows(x, [len(x) // len(weight), len(weight)])
+    return [value for head in heads for value in rms_norm(head, weight, epsilon)]
+
+
 def rotary_angles(config: Mapping[str, Any], position: int, head_dim: int) -> Vector:
     parameters = config.get("rope_parameters") or config
-    theta = parameters.get("rope_theta", 10000.0)
+    theta = parameters.get("rope_theta", architecture(config).theta)
     return [position * theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
 
 
@@ -225,16 +271,27 @@ def attend(query: Vector, keys: Matrix, values: Matrix) -> Vector:
 def route(router_logits: Vector, top_k: int, normalise: bool) -> list[Route]:
     """The ``top_k`` routes of a token: softmax over ALL experts first, ties to the lower id."""
     scores = softmax(router_logits)
-    ids = sorted(range(len(scores)), key=lambda expert: (-scores[expert], expert))[:top_k]
+    ids = best(scores, top_k)
     total = math.fsum(scores[expert] for expert in ids) if normalise else 1.0
     return [(expert, scores[expert] / total) for expert in ids]
 
 
-def expert(weights: Mapping[str, Any], path: str, x: Vector) -> Vector:
-    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
-    gate = apply(weights[f"{path}.gate_proj.weight"], x)
-    up = apply(weights[f"{path}.up_proj.weight"], x)
-    return apply(weights[f"{path}.down_proj.weight"], list(map(mul, map(silu, gate), up)))
+def route_mixtral(router_logits: Vector, top_k: int) -> list[Route]:
+    """As Mixtral's authors wrote it: the best logits first, then the softmax of those alone."""
+    ids = best(router_logits, top_k)
+    return list(zip(ids, softmax([router_logits[expert] for expert in ids]), strict=True))
+
+
+def best(scores: Vector, top_k: int) -> list[int]:
+    """Ids of the ``top_k`` largest, best first, ties to the lower id."""
+    return sorted(range(len(scores)), key=lambda expert: (-scores[expert], expert))[:top_k]
+
+
+def swiglu(weights: Mapping[str, Any], path: str, names: Architecture, x: Vector) -> Vector:
+    """An expert, or the MLP of a dense layer: ``down(silu(gate(x)) * up(x))``."""
+    gate = apply(weights[f"{path}.{names.gate}.weight"], x)
+    up = apply(weights[f"{path}.{names.up}.weight"], x)
+    return apply(weights[f"{path}.{names.down}.weight"], list(map(mul, map(silu, gate), up)))
 
 
 def constant_sum(routes: list[Route], constants: Mapping[int, Vector], size: int) -> Vector:
@@ -251,11 +308,14 @@ def moe(
 ) -> Vector:
     """SEM-1 for one token: retained ``w * expert(x)`` plus substituted ``w * v``, as routed."""
     router_logits = apply(weights[f"{prefix}.gate.weight"], x)
-    routes = route(
-        router_logits, config["num_experts_per_tok"], config.get("norm_topk_prob", False)
-    )
+    top_k = config["num_experts_per_tok"]
+    if config["model_type"] == "mixtral":
+        routes = route_mixtral(router_logits, top_k)
+    else:
+        routes = route(router_logits, top_k, config.get("norm_topk_prob", False))
     retained = [term for term in routes if term[0] not in constants]
-    outputs = {i: expert(weights, f"{prefix}.experts.{i}", x) for i, _ in retained}
+    names = architecture(config)
+    outputs = {i: swiglu(weights, f"{prefix}.experts.{i}", names, x) for i, _ in retained}
     constant = constant_sum(routes, constants, len(x))
     return add(weighted_sum(retained, outputs, len(x)), constant)
 
@@ -263,9 +323,31 @@ def moe(
 # The decoder
 
 
+def has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    """In Qwen3 every ``decoder_sparse_step``-th layer, unless ``mlp_only_layers`` names it."""
+    if config["model_type"] != "qwen3_moe":
+        return True
+    in_step = (layer + 1) % (config.get("decoder_sparse_step") or 1) == 0
+    return in_step and layer not in (config.get("mlp_only_layers") or [])
+
+
+def mlp(
+    config: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    layer: int,
+    constants: Mapping[int, Vector],
+    x: Vector,
+) -> Vector:
+    """The experts of a layer, or its one dense MLP."""
+    path = f"model.layers.{layer}.{architecture(config).block}"
+    if has_experts(config, layer):
+        return moe(config, weights, path, constants, x)
+    return swiglu(weights, path, architecture(config), x)
+
+
 def logits(config: Mapping[str, Any], weights: Mapping[str, Any], prompt: list[int]) -> Matrix:
     """Logits ``[T, V]``: pre-norm layers with residuals, final norm, language head."""
-    epsilon = config.get("rms_norm_eps", 1e-5)
+    epsilon = norm_epsilon(config)
     names = constant_names(config)
     states = [weights["model.embed_tokens.weight"][token] for token in prompt]
     for layer in range(config["num_hidden_layers"]):
@@ -276,7 +358,7 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Any], prompt: list[i
         norm = weights[f"{prefix}.post_attention_layernorm.weight"]
         constants = {expert: weights[name] for expert, name in names.get(layer, {}).items()}
         states = [
-            add(x, moe(config, weights, f"{prefix}.mlp", constants, rms_norm(x, norm, epsilon)))
+            add(x, mlp(config, weights, layer, constants, rms_norm(x, norm, epsilon)))
             for x in states
         ]
     tied = config.get("tie_word_embeddings", False)

@@ -27,12 +27,15 @@ def roundings(config: Mapping[str, Any], tokens: int) -> int:
     both of their paths count.
     """
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = hidden // heads
-    norm = hidden + 4
+    head_dim = config.get("head_dim") or hidden // heads
+    norm, columns = hidden + 4, heads * head_dim
     rope_and_scores = 4 + head_dim + 1
-    attention = norm + hidden + norm + rope_and_scores + (tokens + 3) + tokens + hidden + 1
-    router = hidden + (config["num_experts"] + 3) + config["num_experts_per_tok"] + 1
-    expert = hidden + 5 + config["intermediate_size"]
+    attention = norm + hidden + (columns + 4) + rope_and_scores + (tokens + 3) + tokens
+    attention += columns + 1
+    experts = config.get("num_local_experts") or config["num_experts"]
+    router = hidden + (experts + 3) + config["num_experts_per_tok"] + 1
+    widest = max(config["intermediate_size"], config.get("moe_intermediate_size", 0))
+    expert = hidden + 5 + widest
     combine = 1 + config["num_experts_per_tok"] + 1
     layer = attention + norm + router + expert + combine
     return config["num_hidden_layers"] * layer + norm + hidden + config["vocab_size"] + 3
@@ -63,40 +66,64 @@ PROMPT = [3, 17, 5, 30, 11, 0, 8, 25]
 BASE = {
     "vocab_size": 32,
     "hidden_size": 24,
-    "intermediate_size": 12,  # grouped_mm wants rows of a multiple of 16 bytes
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "num_key_value_heads": 1,
-    "num_experts": 6,
     "num_experts_per_tok": 2,
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "pad_token_id": None,
     "eos_token_id": None,
 }
-SHAPES = {
-    "grouped-heads": {},
-    "normalised": {"norm_topk_prob": True},
-    "tied": {"tie_word_embeddings": True},
-    "every-head": {"num_key_value_heads": 3, "norm_topk_prob": True, "tie_word_embeddings": True},
-    "clipped": {"clip_qkv": 0.5, "num_experts_per_tok": 3},
+OWN = {  # grouped_mm wants rows of a multiple of 16 bytes: intermediate sizes of 4 n
+    "olmoe": {"num_experts": 6, "intermediate_size": 12},
+    "qwen3_moe": {
+        "num_experts": 6, "moe_intermediate_size": 12, "intermediate_size": 20, "head_dim": 10
+    },
+    "mixtral": {"num_local_experts": 6, "intermediate_size": 12},
+}  # fmt: skip
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "grouped-heads": ("olmoe", {}),
+    "normalised": ("olmoe", {"norm_topk_prob": True}),
+    "tied": ("olmoe", {"tie_word_embeddings": True}),
+    "every-head": (
+        "olmoe",
+        {"num_key_value_heads": 3, "norm_topk_prob": True, "tie_word_embeddings": True},
+    ),
+    "clipped": ("olmoe", {"clip_qkv": 0.5, "num_experts_per_tok": 3}),
+    "qwen3": ("qwen3_moe", {}),
+    "qwen3-normalised": ("qwen3_moe", {"norm_topk_prob": True, "num_key_value_heads": 3}),
+    "qwen3-dense": ("qwen3_moe", {"num_hidden_layers": 3, "mlp_only_layers": [1]}),
+    "qwen3-step": (
+        "qwen3_moe",
+        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    "mixtral": ("mixtral", {}),
+    "mixtral-oblong": ("mixtral", {"head_dim": 12, "num_key_value_heads": 3}),
+    "mixtral-every-expert": ("mixtral", {"num_experts_per_tok": 6}),
+    "mixtral-top-1": ("mixtral", {"num_experts_per_tok": 1}),
 }
 # One wrong reading of the config each: the bound must tell it from roundoff.
-MISREADINGS = {
-    "norm_topk_prob": True,
-    "num_experts_per_tok": 3,
-    "rms_norm_eps": 1e-2,
-    "rope_theta": 100.0,
-    "clip_qkv": 0.5,
-    "tie_word_embeddings": True,
-}
+MISREADINGS: list[tuple[str, str, Any]] = [
+    ("olmoe", "norm_topk_prob", True),
+    ("olmoe", "num_experts_per_tok", 3),
+    ("olmoe", "rms_norm_eps", 1e-2),
+    ("olmoe", "rope_theta", 100.0),
+    ("olmoe", "clip_qkv", 0.5),
+    ("olmoe", "tie_word_embeddings", True),
+    ("qwen3_moe", "norm_topk_prob", True),
+    ("qwen3_moe", "rms_norm_eps", 1e-2),
+    ("mixtral", "num_experts_per_tok", 3),
+    ("mixtral", "rope_theta", 100.0),
+]
 
 
-def plain_model(directory: Path, changes: Mapping[str, Any]):
+def plain_model(directory: Path, changes: Mapping[str, Any], kind: str = "olmoe"):
     """A tiny model that transformers saved, with weights loud enough for every part to count."""
-    from transformers import OlmoeConfig, OlmoeForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = OlmoeForCausalLM(OlmoeConfig(**{**BASE, **changes})).eval()
+    config = AutoConfig.for_model(kind, **{**BASE, **OWN[kind], **changes})
+    model = AutoModelForCausalLM.from_config(config).eval()
     numbers = random.Random(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -114,37 +141,42 @@ def transformers_log_probabilities(model, prompt: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_agrees_with_transformers(tmp_path: Path, shape: str):
-    model = plain_model(tmp_path, SHAPES[shape])
+    kind, changes = SHAPES[shape]
+    model = plain_model(tmp_path, changes, kind)
     expected = transformers_log_probabilities(model, PROMPT)
     difference = (scalar(tmp_path, PROMPT) - expected).abs().max().item()
     assert difference <= roundoff(tmp_path, expected, FLOAT32)
 
 
-@pytest.mark.parametrize("key", MISREADINGS)
-def test_the_bound_tells_a_misreading_from_roundoff(tmp_path: Path, key: str):
-    model = plain_model(tmp_path, {})
+@pytest.mark.parametrize(("kind", "key", "value"), MISREADINGS)
+def test_the_bound_tells_a_misreading_from_roundoff(
+    tmp_path: Path, kind: str, key: str, value: Any
+):
+    model = plain_model(tmp_path, {}, kind)
     expected = transformers_log_probabilities(model, PROMPT)
     config = json.loads((tmp_path / "config.json").read_text())
     holder = config["rope_parameters"] if key == "rope_theta" else config
-    holder[key] = MISREADINGS[key]
+    holder[key] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
     difference = (scalar(tmp_path, PROMPT) - expected).abs().max().item()
     assert difference > roundoff(tmp_path, expected, FLOAT32)
 
 
-def test_agrees_with_transformers_on_substituted_experts(tmp_path: Path):
+@pytest.mark.parametrize("kind", OWN)
+def test_agrees_with_transformers_on_substituted_experts(tmp_path: Path, kind: str):
     """transformers, its substituted experts silenced and their constants added by a hook."""
-    model = plain_model(tmp_path, {})
+    model = plain_model(tmp_path, {}, kind)
+    block = scalar_oracle.ARCHITECTURES[kind].block
     substituted = {0: [4, 1], 1: [0, 2, 5]}  # unsorted, as a config may list them
     stored = load_checkpoint(tmp_path)
     numbers = random.Random(11)
     for layer, ids in substituted.items():
         experts = model.model.layers[layer].mlp.experts
-        constants = torch.zeros(BASE["num_experts"], BASE["hidden_size"])  # [E, H]
+        constants = torch.zeros(6, BASE["hidden_size"])  # [E, H]
         for expert in ids:
             constants[expert] = torch.tensor([numbers.gauss(0, 1) for _ in constants[expert]])
             experts.down_proj.data[expert].zero_()
-            substitute(stored, f"model.layers.{layer}.mlp.experts.{expert}", constants[expert])
+            substitute(stored, f"model.layers.{layer}.{block}.experts.{expert}", constants[expert])
         experts.register_forward_hook(adding(constants))
     save_checkpoint(tmp_path, stored, substituted)
 
@@ -170,8 +202,8 @@ def load_checkpoint(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def substitute(stored: dict[str, torch.Tensor], expert: str, constant: torch.Tensor) -> None:
-    for projection in ("gate_proj", "up_proj", "down_proj"):
-        del stored[f"{expert}.{projection}.weight"]
+    for name in [name for name in stored if name.startswith(f"{expert}.")]:
+        del stored[name]
     stored[f"{expert}.approx_value"] = constant.clone()
 
 
@@ -221,7 +253,7 @@ def test_reads_shards_without_an_index(tmp_path: Path):
 
 
 def test_reads_the_names_of_constants_in_both_forms():
-    approx = {"approximate_experts": {"0": None, "12": [5, 1]}}
+    approx = {"model_type": "olmoe", "approximate_experts": {"0": None, "12": [5, 1]}}
     path = "model.layers.12.mlp.experts"
     derived = {5: f"{path}.5.approx_value", 1: f"{path}.1.approx_value"}
     assert scalar_oracle.constant_names(approx) == {0: {}, 12: derived}
@@ -229,13 +261,15 @@ def test_reads_the_names_of_constants_in_both_forms():
     block = {"targets": {path: {"replacements": replacements}}}
     explicit = {"compression_config": {"transform_config": {"expert_substitution": block}}}
     assert scalar_oracle.constant_names(explicit) == {12: {5: "a", 1: "a"}}
-    assert scalar_oracle.constant_names({}) == {}
+    assert scalar_oracle.constant_names({"model_type": "mixtral"}) == {}
 
 
 @pytest.mark.parametrize(
     "config",
     [
+        {"model_type": "llama"},
         {"hidden_act": "gelu"},
+        {"sliding_window": 4096},
         {"attention_bias": True},
         {"rope_scaling": {"type": "linear", "factor": 2}},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}},
@@ -243,7 +277,7 @@ def test_reads_the_names_of_constants_in_both_forms():
     ids=lambda config: next(iter(config)),
 )
 def test_refuses_what_it_does_not_compute(tmp_path: Path, config: dict[str, Any]):
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmoe"} | config))
     with pytest.raises(ValueError, match="not computed here"):
         scalar_oracle.read_config(tmp_path)
 

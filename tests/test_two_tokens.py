@@ -92,13 +92,18 @@ def test_the_comparison_is_to_half_a_unit(expected: Any, actual: Any, answer: bo
 @each_token
 def test_scalar_layer(token: dict[str, Any], rule: str):
     layer, expected = DATA["layer"], token[rule]
-    config = {"num_experts_per_tok": layer["top_k"], "norm_topk_prob": RULES[rule]}
+    config = {
+        "model_type": "olmoe",
+        "num_experts_per_tok": layer["top_k"],
+        "norm_topk_prob": RULES[rule],
+    }
     tensors, ids = layer["tensors"], layer["substituted"]
 
     logits = scalar_oracle.apply(tensors["mlp.gate.weight"], token["x"])
     routes = scalar_oracle.route(logits, layer["top_k"], RULES[rule])
     constants = {i: tensors[f"mlp.experts.{i}.approx_value"] for i in ids}
-    retained = scalar_oracle.expert(tensors, f"mlp.experts.{token['retained']['id']}", token["x"])
+    path, names = f"mlp.experts.{token['retained']['id']}", scalar_oracle.ARCHITECTURES["olmoe"]
+    retained = scalar_oracle.swiglu(tensors, path, names, token["x"])
 
     assert right(token["router_logits"], logits)
     assert right(token["ids"], [i for i, _ in routes])
