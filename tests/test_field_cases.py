@@ -146,6 +146,31 @@ def another_architecture(draft: Draft) -> None:
             draft.put(path(0, expert, f"{part}.weight"), shape)
 
 
+def qwen3(draft: Draft) -> None:
+    """The same sizes as Qwen3-MoE, whose norms span one head of two values."""
+    draft.config |= {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 3,
+        "intermediate_size": 6,
+    }
+    for layer in (0, 1):
+        for norm in ("q_norm", "k_norm"):
+            draft.put(f"model.layers.{layer}.self_attn.{norm}.weight", [2])
+
+
+def dense(layer: int) -> Callable[[Draft], None]:
+    """One MLP of ``intermediate_size`` in place of a layer's router, experts and constants."""
+
+    def edit(draft: Draft) -> None:
+        for name in [name for name in draft.tensors if f"layers.{layer}.mlp." in name]:
+            del draft.tensors[name]
+        for part, shape in (("gate", [6, 4]), ("up", [6, 4]), ("down", [4, 6])):
+            draft.put(f"model.layers.{layer}.mlp.{part}_proj.weight", shape)
+
+    return edit
+
+
 def quantised(draft: Draft) -> None:
     """FP8 experts with one scale each, of a family outside the table."""
     another_architecture(draft)
@@ -317,6 +342,15 @@ FIELDS: list[tuple[str, Recipe]] = [
     ("E03", ("both holders updated", text_config(num_experts=4), [])),
     ("E06", ("a list for a layer past the last", listed(LIST | {"2": [1]}),
         [(Code.LAYER_NOT_MOE, f'{ROOT}["2"]')])),
+    ("E06", ("dense layers by their step", then(qwen3, dense(0), configured(
+        decoder_sparse_step=2, approximate_experts={})), [])),
+    ("E06", ("a list for a dense layer", then(qwen3, dense(0), configured(decoder_sparse_step=2)),
+        [(Code.LAYER_NOT_MOE, f'{ROOT}["0"]')])),
+    ("E06", ("a dense layer that the config takes for one with experts", then(qwen3, dense(1)),
+        [(Code.LAYER_KINDS, "model.layers.1.mlp")])),
+    ("E06", ("a layer with experts that the config takes for dense", then(
+        qwen3, configured(mlp_only_layers=[1])), [(Code.LAYER_KINDS, "model.layers.1.mlp")])),
+    ("E06", ("the same checkpoint with the right config", qwen3, [])),
     ("E08", ("fewer experts left than top-k", then(listed({"0": [0, 1, 3]}), lambda d: [
         *(d.tensors.pop(name) for name in projections(0, 0)),
         d.put(path(0, 0, "approx_value"), [4])]), [])),
