@@ -77,18 +77,13 @@ def parameters(config: Config, checkpoint: Checkpoint, dtype: torch.dtype) -> di
     of a layer that is not built (LOAD-4) is never read.
     """
     shards, family = Shards(checkpoint), config.model.family
-    below_experts = tuple(
-        f"{family.experts_path(layer)}." for layer in range(config.model.num_layers)
-    )
-    constants = {
-        name for layer in config.substitution.layers.values() for name in layer.constants.values()
-    }
+    below_experts = tuple(f"{family.experts_path(layer)}." for layer in config.model.moe_layers)
     values = {
         name: shards.slice(name)
-        for name in layout.expected(config)
-        if not name.startswith(below_experts) and name not in constants
+        for name in layout.of_model(config)
+        if not name.startswith(below_experts)
     }
-    for layer in range(config.model.num_layers):
+    for layer in config.model.moe_layers:
         substitution = config.substitution.layer(layer, config.model.num_experts)
         values |= _experts(config, shards, substitution, dtype)
     return values

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from mone_ref import loading, tensor_names, validate
-from mone_ref.config import Config, ModelConfig
-from mone_ref.errors import Code, Phase, Problem, Rejected, show
-from mone_ref.integrations import stored_tensors, substituted_experts
+from mone_ref.config import Config
+from mone_ref.errors import Problem, Rejected
+from mone_ref.integrations import same_model, stored_tensors, substituted_experts
 from mone_ref.integrations.substituted_experts import SubstitutedExperts
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def load(
     held = held or _float_type(report.config.model.stored_dtype)
 
     config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-    _same_model(config, report.config.model)
+    same_model.check(config, report.config.model)
     stock = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, info = _substituted(stock).from_pretrained(
         None,
@@ -207,43 +207,6 @@ def _constant_places(model: Any) -> dict[str, list[Tensor]]:
                 name = module.substitution.constants[expert]
                 places.setdefault(name, []).append(module.constants.detach()[place])
     return places
-
-
-def _same_model(config: Any, model: ModelConfig) -> None:
-    """Refuse a config that transformers reads as another model than the one that was checked.
-
-    It knows fewer spellings, and fills what it does not find with defaults of its own.
-    Raises ``Rejected`` (``CONFIG_MODEL``).
-    """
-    found = config.to_dict() | config.rope_parameters
-    read = {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        model.family.intermediate_key: model.intermediate_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        model.family.count_keys[0]: model.num_experts,
-        model.family.top_k_keys[0]: model.top_k,
-        "norm_topk_prob": model.router.normalise,
-        "rms_norm_eps": model.rms_norm_eps,
-        "rope_theta": model.rope_theta,
-        "clip_qkv": model.clip_qkv,
-        "tie_word_embeddings": model.tie_word_embeddings,
-    }
-    problems = [
-        Problem(
-            Code.MODEL_FIELD_CONFLICT,
-            Phase.INIT,
-            f"$.{key}",
-            f"{show(found[key])} as transformers reads it",
-            show(value),
-        )
-        for key, value in read.items()
-        if key in found and found[key] != value
-    ]
-    if problems:
-        raise Rejected(problems)
 
 
 def _generation_config(directory: Path) -> Any:
