@@ -157,6 +157,21 @@ def test_set_and_remove_config(checkpoint):
     }
 
 
+def test_copy_and_move_config(checkpoint):
+    _, text = after(
+        checkpoint,
+        {"copy_config": {"from": ["list", "0"], "to": ["list", "1"]}},
+        {"set_config": {"path": ["list", "1", 0], "value": 7}},
+        {"move_config": {"from": ["flag"], "to": ["list", "flag"]}},
+    )
+    assert json.loads(text) == {
+        "hidden_size": 4,
+        "vocab_size": 6,
+        "intermediate_size": 2,
+        "list": {"0": [1, 5], "1": [7, 5], "flag": True},
+    }
+
+
 def test_config_text_can_become_what_no_writer_writes(checkpoint):
     spec = {"find": '"list": \\{', "replace": '"list": {"0": [7], '}
     _, text = after(checkpoint, {"replace_config_text": spec})
@@ -187,6 +202,9 @@ def test_config_text_can_become_what_no_writer_writes(checkpoint):
         ({"remove_file": "x.safetensors"}, "no file"),
         ({"set_config": {"path": ["flag"], "value": True}}, "already has that value"),
         ({"set_config": {"path": ["no", "where"], "value": 1}}, "has nothing at"),
+        ({"copy_config": {"from": ["list"], "to": ["flag"]}}, "already has something at"),
+        ({"copy_config": {"from": ["no"], "to": ["new"]}}, "has nothing at"),
+        ({"move_config": {"from": ["flag"], "to": ["no", "where"]}}, "has nothing at"),
         ({"remove_config": ["no"]}, "has nothing at"),
         ({"remove_config": ["list", "0", 2]}, "has nothing at"),
         ({"replace_config_text": {"find": "absent", "replace": ""}}, "0 times, expected once"),

@@ -139,7 +139,7 @@ def read_controls(fixtures: Path) -> dict[str, str]:
     for golden in fixtures.glob("*/golden.safetensors"):
         name, recipe = golden.parent.name, golden.with_name("recipe.yaml")
         document = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.exists() else {}
-        sibling = name if name.endswith("-plain") else f"{name}-plain"
+        sibling = name if name.endswith(PLAIN) else f"{name}{PLAIN}"
         controls[name] = document.get("control", sibling)
     return controls
 

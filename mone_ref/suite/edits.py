@@ -203,6 +203,23 @@ def remove_config(draft: Draft, path: Sequence[str | int]) -> None:
     draft.config = json.dumps(document, indent=2)
 
 
+def copy_config(draft: Draft, spec: Mapping[str, Sequence[str | int]]) -> None:
+    """``copy_config: {from: PATH, to: PATH}``; the last key of ``to`` is new."""
+    document = json.loads(draft.config)
+    value, _ = _holder(document, [*spec["from"], ""])
+    target, name = _holder(document, spec["to"])
+    if name in target:
+        raise EditError(f"config.json already has something at {list(spec['to'])}")
+    target[name] = value
+    draft.config = json.dumps(document, indent=2)
+
+
+def move_config(draft: Draft, spec: Mapping[str, Sequence[str | int]]) -> None:
+    """``move_config: {from: PATH, to: PATH}``; the last key of ``to`` is new."""
+    copy_config(draft, spec)
+    remove_config(draft, spec["from"])
+
+
 def replace_config_text(draft: Draft, spec: Mapping[str, str]) -> None:
     """``replace_config_text: {find, replace}``: for what no JSON writer writes.
 
@@ -256,6 +273,8 @@ EDITS: dict[str, Callable[[Draft, Any], None]] = {
         fuse_tensors,
         set_config,
         remove_config,
+        copy_config,
+        move_config,
         replace_config_text,
         cut_file,
         remove_file,
