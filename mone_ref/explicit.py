@@ -86,7 +86,9 @@ def _read_block(fields: Fields, block: Found, bounds: Bounds) -> Named:
     """The declaration itself."""
     if not _is_object(fields, block):
         return {}
-    _fixed(fields, _member(block, "version"), VERSION, Code.VERSION, "FMT-7")
+    version = _member(block, "version")
+    clause = "FMT-20" if isinstance(version.value, float) else "FMT-7"  # JSON has one number type
+    _fixed(fields, version, VERSION, Code.VERSION, clause)
     _check_router_semantics(fields, _member(block, "router_semantics"))
     targets = _member(block, "targets")
     _warn_unknown(fields, block, ("version", "router_semantics", "targets"))

@@ -198,7 +198,8 @@ NOT_OBJECTS = (None, [], "x", 1, True)
 
 BAD_MEMBERS: list[tuple[Path, Any, Code, str]] = [
     *((("version",), value, Code.VERSION, "FMT-7")
-      for value in (True, 1.0, "1", 2, 0, None, [1], {})),
+      for value in (True, "1", 2, 0, None, [1], {})),
+    (("version",), 1.0, Code.VERSION, "FMT-20"),
     *((("router_semantics",), value, Code.ROUTER_SEMANTICS, "FMT-8")
       for value in (
           None, {}, [], True,
