@@ -138,6 +138,7 @@ class Code(StrEnum):
         "An output head is stored although the config ties it to the embeddings.",
     )
     NON_FINITE_ROUTER = "MODEL_WEIGHTS/non-finite", "A router weight holds NaN or infinity."
+    ROUTER_MASK = "MODEL_WEIGHTS/router-mask", "A router row was overwritten with one huge value."
     NON_FINITE_WEIGHT = (
         "MODEL_WEIGHTS/non-finite-weight",
         "A weight that only a full scan reads holds NaN or infinity.",

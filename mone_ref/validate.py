@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mone_ref import config as config_file
 from mone_ref import generic_rules, layout, naming_rules
@@ -25,6 +27,9 @@ from mone_ref.tensor_names import ExpertTensor, expert_tensor, layer_index
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+
+MASK = 1e4
+"""Magnitude of a router row that can only be a mask, far beyond trained weights."""
 
 NON_FINITE = (Code.NON_FINITE_CONSTANT, Code.NON_FINITE_ROUTER)
 
@@ -130,6 +135,7 @@ def tensor_problems(
         tensor_dtypes(config, checkpoint),
         tied_head(config, checkpoint),
         non_finite_routers(config, checkpoint),
+        masked_routers(config, checkpoint),
         unbuilt_layers(config, checkpoint),
         unknown_tensors(config, checkpoint),
     ):
@@ -402,20 +408,42 @@ def tied_head(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 
 def non_finite_routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """A router with NaN or infinity makes routing meaningless; small enough to look at."""
+    for name, values in _read_routers(config, checkpoint):
+        bad = ~np.isfinite(values)  # [E, H]
+        if bad.any():
+            total, rows = count(int(bad.sum()), "value"), np.flatnonzero(bad.any(axis=1)).tolist()
+            found = f"{total} of NaN or infinity, for experts {show(rows)}"
+            code, warning = Code.NON_FINITE_ROUTER, Severity.WARNING
+            yield _problem(code, checkpoint, name, found, "finite values", "", warning)
+
+
+def masked_routers(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """A row of one huge value is meant as a mask on a logit, and is none.
+
+    The logit is that value times the sum of the hidden state, whose sign varies: for half
+    of the tokens the masked expert wins.
+    """
+    for name, values in _read_routers(config, checkpoint):
+        first = values[:, 0]  # [E]
+        huge = np.isfinite(first) & (np.abs(first) >= MASK) & (values.shape[1] > 1)
+        masked = huge & (values == first[:, None]).all(axis=1)
+        if masked.any():
+            rows = show(np.flatnonzero(masked).tolist())
+            found = f"one value beyond {MASK:g} all over the rows of experts {rows}"
+            expected = "router weights: a row times a hidden state is a logit"
+            code, warning = Code.ROUTER_MASK, Severity.WARNING
+            yield _problem(code, checkpoint, name, found, expected, "", warning)
+
+
+def _read_routers(
+    config: Config, checkpoint: Checkpoint
+) -> Iterator[tuple[str, NDArray[np.floating[Any]]]]:
+    """Routers ``[E, H]`` of the right shape and a float type, one in memory at a time."""
     shapes = layout.of_model(config)
     for name in _routers(config):
         entry = checkpoint.tensors.get(name)
-        if not entry or entry.dtype not in dtypes.FLOATS or entry.shape != shapes[name]:
-            continue
-        bad = ~np.isfinite(dtypes.decode(checkpoint.read(name), entry.dtype))  # [E * H]
-        if bad.any():
-            rows = np.unique(np.flatnonzero(bad) // config.model.hidden_size).tolist()
-            total, warning = count(int(bad.sum()), "value"), Severity.WARNING
-            found, expected = (
-                f"{total} of NaN or infinity, for experts {show(rows)}",
-                "finite values",
-            )
-            yield _problem(Code.NON_FINITE_ROUTER, checkpoint, name, found, expected, "", warning)
+        if entry and entry.dtype in dtypes.FLOATS and entry.shape == shapes[name]:
+            yield name, dtypes.decode(checkpoint.read(name), entry.dtype).reshape(entry.shape)
 
 
 # -- tensors that nothing reads

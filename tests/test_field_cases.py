@@ -184,6 +184,18 @@ def quantised(draft: Draft) -> None:
     draft.tensors = scales | dict(by_width)
 
 
+def packed(*parts: str) -> Callable[[Draft], None]:
+    """Two layers of another family, each with these parts as bytes."""
+
+    def edit(draft: Draft) -> None:
+        another_architecture(draft)
+        for layer in (0, 1):
+            for part in parts:
+                draft.tensors[f"layer.{layer}.{part}"] = ("U8", [2], b"\0\0")
+
+    return edit
+
+
 EXPLICIT = {
     "transform_config": {
         "expert_substitution": {
@@ -215,6 +227,8 @@ DECLARATION: list[tuple[str, Recipe]] = [
         [(Code.DIALECT, "$.mone")])),
     ("A01", ("counts beside the list", configured(approximate_expert_init_tokens={"0": [0, 0]}),
         [(Code.DIALECT, "$.approximate_expert_init_tokens")])),
+    ("A01", ("constants of another family, and no list", then(
+        another_architecture, lambda d: d.put(C3, [4])), [(Code.UNLISTED_LAYER, C3)])),
     ("A02", ("both forms", configured(compression_config=EXPLICIT), [
         (Code.BOTH_FORMS, "$.compression_config.transform_config.expert_substitution")])),
     ("A02", ("the explicit form alone", then(lambda d: d.config.pop("approximate_experts"),
@@ -263,6 +277,12 @@ DECLARATION: list[tuple[str, Recipe]] = [
         [(Code.DIALECT, '$.approximate_expert_init_tokens["0"]')])),
     ("A24", ("quantised experts", configured(quantization_config={"quant_method": "fp8"}),
         [(Code.MODEL_FEATURE, "$.quantization_config")])),
+    ("B19", ("a router row as a mask", lambda d: d.tensors.update({ROUTER: (
+        "BF16", [4, 4], ONE * 4 + b"\x6e\xce" * 4 + ONE * 8)}), [(Code.ROUTER_MASK, ROUTER)])),
+    ("B19", ("a router row of zeros", lambda d: d.tensors.update({ROUTER: (
+        "BF16", [4, 4], ONE * 4 + b"\0\0" * 4 + ONE * 8)}), [])),
+    ("B19", ("a loud router row", lambda d: d.tensors.update({ROUTER: (
+        "BF16", [4, 4], ONE * 4 + b"\x6e\xce" * 3 + ONE * 9)}), [])),
     ("B16", ("a list on an architecture outside the table", configured(
         architectures=["Llama4ForCausalLM"], model_type="llama4_text"),
         [(Code.UNKNOWN_FAMILY, "$.architectures")])),
@@ -496,6 +516,16 @@ FILES: list[tuple[str, Recipe]] = [
          "z": {"dtype": "Q7", "shape": [3], "data_offsets": [0, 9]}}, b"\0" * 8)}),
         [(Code.TRUNCATED, "file")])),
     ("F25", ("quantised experts of another family", quantised, [])),
+    ("F25", ("packed values without zero points", packed("qweight", "scales"), [])),
+    ("F25", ("packed values with zero points", packed("qweight", "scales", "qzeros"), [])),
+    ("F25", ("a zero point without packed values", then(
+        packed("qweight", "scales", "qzeros"), lambda d: d.tensors.pop("layer.0.qweight")),
+        [(Code.ORPHAN, "layer.0.qzeros"), (Code.ORPHAN, "layer.0.scales")])),
+    ("F25", ("packed values without scales", then(
+        packed("qweight", "scales"), lambda d: d.tensors.pop("layer.1.scales")),
+        [(Code.ORPHAN, "layer.1.qweight")])),
+    ("F25", ("a model's own scales", packed("scales", "input_scale"), [])),
+    ("F25", ("a model that stores bytes", packed("weight"), [])),
     ("F25", ("a weight without its scale", then(
         quantised, lambda d: drop_tensors(d, "_scale_inv", 1)),
         [(Code.ORPHAN, path(0, 0, "gate_proj.weight"))])),
