@@ -21,7 +21,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from mone_ref.backend import Backend, BackendInfo, LoadOptions, Scores, Session
+from mone_ref.backend import (
+    Backend,
+    BackendInfo,
+    LayerSession,
+    LayerSpec,
+    LoadOptions,
+    Scores,
+    Session,
+)
+from mone_ref.backends import vllm_layer
 
 KV_CACHE_BYTES = 1 << 24
 """Key-value cache of a run; with a fixed size vLLM measures no memory and warms nothing up."""
@@ -42,6 +51,7 @@ CPU_ENVIRONMENT = {
 
 WORKAROUNDS = (
     "uninitialised memory is NaN while loading: weights never loaded cannot be right by luck",
+    "ranks of a layer are built one after the other in one process, each told its rank",
     "quantised experts are requested in bfloat16 where float32 was asked: vLLM has no float32 form",
 )
 
@@ -71,6 +81,7 @@ class VllmBackend(Backend):
         for name, value in (ENVIRONMENT | ({} if self._cuda else CPU_ENVIRONMENT)).items():
             os.environ.setdefault(name, value)
         self._session: VllmSession | None = None
+        self._layers = False
 
     def describe(self) -> BackendInfo:
         """Versions, device and abilities, without importing vLLM.
@@ -95,8 +106,7 @@ class VllmBackend(Backend):
         """
         from vllm import LLM
 
-        if self._session is not None and self._session.open:
-            raise RuntimeError("close the previous session first: vLLM runs one engine a process")
+        self._leave()
         arguments = engine_arguments(checkpoint, options, self._cuda)
         try:
             with _heap_left_alone(), _unloaded_is_nan():
@@ -107,6 +117,24 @@ class VllmBackend(Backend):
             raise
         self._session = VllmSession(llm)
         return self._session
+
+    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
+        """Build one MoE layer; raises ``Unavailable``, or whatever vLLM raises.
+
+        Its process group stays for the next layer, until an engine is loaded.
+        """
+        if not self._layers:
+            self._leave()
+        self._layers = True
+        return vllm_layer.build(layer, tensors, self._cuda)
+
+    def _leave(self) -> None:
+        """Leave the process groups of earlier layers; an open session is an error."""
+        if self._session is not None and self._session.open:
+            raise RuntimeError("close the previous session first: vLLM runs one engine a process")
+        if self._layers:
+            self._layers = False
+            _free()
 
     def close(self) -> None:
         """Give frozen objects back to the garbage collector, which ends them in order at exit."""
