@@ -223,6 +223,24 @@ def test_a_failed_load_leaves_nothing_behind(approx: Path, opened: Open) -> None
 
 
 @vllm
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_weight_that_was_never_loaded_is_nan(approx: Path, opened: Open, dtype: str) -> None:
+    # An engine before leaves right weights in the memory that the broken one is given.
+    with opened(approx, dtype=dtype) as session:
+        right = session.score(PROMPTS)
+    never = [{"remove_tensor": "model.layers.1.mlp.experts.6.up_proj.weight"}]
+    for _ in range(2):
+        with edits.edited(approx, never) as directory, opened(directory, dtype=dtype) as session:
+            found = session.score(PROMPTS)
+        # The last layer: tokens that are not routed to the expert keep their answers.
+        lost = torch.cat([scores.logprobs.isnan().any(dim=1) for scores in found])
+        assert 0 < lost.sum() < len(lost)
+        pairs = [(a.logprobs, b.logprobs) for a, b in zip(found, right, strict=True)]
+        one, other = (torch.cat(side)[~lost] for side in zip(*pairs, strict=True))
+        assert torch.equal(one, other)
+
+
+@vllm
 def test_two_sessions_at_a_time_are_refused(
     approx: Path, opened: Open, engine: VllmBackend
 ) -> None:

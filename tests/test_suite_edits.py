@@ -131,6 +131,16 @@ def test_a_file_is_cut_or_removed_and_the_index_still_names_it(checkpoint):
     assert (checkpoint / file).read_bytes() == whole
 
 
+def test_store_twice_keeps_the_first_one(checkpoint):
+    save_file({"s": torch.zeros(3)}, checkpoint / "second.safetensors")
+    twice = {"tensor": "a", "file": "second.safetensors", "fill": 9}
+    with edited(checkpoint, [{"store_twice": twice}]) as copy:
+        assert load_file(copy / "model.safetensors")["a"].tolist() == [0, 1, 2, 3]
+        second = load_file(copy / "second.safetensors")
+        assert second["a"].tolist() == [9, 9, 9, 9]
+        assert second.keys() == {"a", "s"}
+
+
 def test_fuse_tensors_stacks_rows_of_joined_tensors(checkpoint):
     tensors, _ = after(
         checkpoint,
@@ -200,6 +210,11 @@ def test_config_text_can_become_what_no_writer_writes(checkpoint):
         ({"retype": {"tensors": ["b", "a"], "dtype": "float32"}}, "already like that"),
         ({"cut_file": {"file": "x.safetensors", "bytes": 1}}, "no file"),
         ({"remove_file": "x.safetensors"}, "no file"),
+        ({"store_twice": {"tensor": "a", "file": "x", "fill": 1}}, "no file x"),
+        (
+            {"store_twice": {"tensor": "a", "file": "model.safetensors", "fill": 1}},
+            "is stored in model.safetensors already",
+        ),
         ({"set_config": {"path": ["flag"], "value": True}}, "already has that value"),
         ({"set_config": {"path": ["no", "where"], "value": 1}}, "has nothing at"),
         ({"copy_config": {"from": ["list"], "to": ["flag"]}}, "already has something at"),

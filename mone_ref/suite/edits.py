@@ -159,6 +159,16 @@ def rename_tensor(draft: Draft, spec: Mapping[str, Any]) -> None:
     draft.add(spec["to"], draft.remove(spec["from"]))
 
 
+def store_twice(draft: Draft, spec: Mapping[str, Any]) -> None:
+    """``store_twice: {tensor, file, fill}``: under the same name in another file, other values."""
+    name, file = spec["tensor"], spec["file"]
+    if file not in draft.files:
+        raise EditError(f"the checkpoint has no file {file}")
+    if draft.file_of(name) == file:
+        raise EditError(f"{name} is stored in {file} already")
+    draft.files[file][name] = torch.full_like(draft.get(name), spec["fill"])
+
+
 def rename_prefix(draft: Draft, spec: Mapping[str, Any]) -> None:
     """``rename_prefix: {from, to}``: every name that begins with it."""
     names = [name for name in draft.tensors() if name.startswith(spec["from"])]
@@ -268,6 +278,7 @@ EDITS: dict[str, Callable[[Draft, Any], None]] = {
         poison,
         copy_tensor,
         rename_tensor,
+        store_twice,
         rename_prefix,
         retype,
         fuse_tensors,
