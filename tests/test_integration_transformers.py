@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import torch
 import transformers
 import transformers_witness as witness
 from safetensors.torch import load_file, save_file
+from test_decoder import PROMPT, save_plain
 from torch import Tensor
 
+import mone_ref
 from mone_ref import validate
 from mone_ref.backend import Scores
 from mone_ref.config import LayerSubstitution
 from mone_ref.errors import Code, Phase, Rejected
+from mone_ref.fill.golden import budget
+from mone_ref.fill.variants import UNIT_ROUNDOFF, variants
 from mone_ref.integrations import substituted_experts
 from mone_ref.integrations import transformers as integration
 from mone_ref.suite import golden
@@ -88,6 +93,71 @@ def test_the_witness_sees_a_constant(approx: Path) -> None:
         compare(Scores(witness.score(seen, p.ids)), p, "float32").fault for p in right.prompts
     ]
     assert any(faults)
+
+
+# -- models that transformers itself made
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "layers"),
+    [
+        ("olmoe", {"norm_topk_prob": True, "tie_word_embeddings": True}, (0, 1)),
+        ("qwen3_moe", {"norm_topk_prob": True, "num_key_value_heads": 3}, (0, 1)),
+        ("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": [0, 2], "head_dim": 32}, (3,)),
+        ("qwen3_moe", {"num_hidden_layers": 4, "decoder_sparse_step": 2}, (1, 3)),
+        ("mixtral", {"num_experts_per_tok": 3, "tie_word_embeddings": True}, (1,)),
+        ("mixtral", {"head_dim": 24}, (0, 1)),
+    ],
+    ids=str,
+)
+def test_families_and_their_variants(
+    tmp_path: Path, family: str, changes: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    """Experts 1 and 4 give way to constants: loader and witness meet the oracle's budget."""
+    substituted_from_plain(tmp_path, family, layers, **changes)
+    oracle = mone_ref.load(tmp_path, torch.float64)
+    truth = oracle.score([PROMPT])[0]  # [T, V]
+    runs = torch.stack([run.model.score([PROMPT])[0] for run in variants(tmp_path, "float32")])
+    token, top = budget(oracle.logits(PROMPT), truth, runs, UNIT_ROUNDOFF["float32"])
+    models = [
+        integration.load(tmp_path, "float32", experts_implementation=one) for one in IMPLEMENTATIONS
+    ]
+    for answer in (
+        witness.score(witness.load(tmp_path, torch.float32), PROMPT),
+        *(score(model, PROMPT) for model in models),
+    ):
+        error = answer.double() - truth
+        assert (error.square().mean(-1).sqrt() <= MULTIPLIER * token).all()
+        assert error.abs().max() <= MULTIPLIER * top
+    models[0].save_pretrained(tmp_path / "again")
+    assert not validate.check(tmp_path / "again").problems
+    saved, stored = (
+        load_file(path / "model.safetensors") for path in (tmp_path / "again", tmp_path)
+    )
+    assert saved.keys() == stored.keys()
+    for name, tensor in stored.items():
+        assert torch.equal(saved[name], tensor), name
+
+
+def substituted_from_plain(
+    directory: Path, family: str, layers: tuple[int, ...], **changes: Any
+) -> None:
+    """A checkpoint that transformers saved, with experts 1 and 4 of some layers replaced."""
+    save_plain(directory, family, **changes)
+    tensors = load_file(directory / "model.safetensors")
+    document = json.loads((directory / "config.json").read_text())
+    block = witness.STORED[family][-1]
+    for layer in layers:
+        for expert in (1, 4):
+            path = f"model.layers.{layer}.{block}.experts.{expert}."
+            gone = [name for name in tensors if name.startswith(path)]
+            assert len(gone) == 3
+            for name in gone:
+                del tensors[name]
+            tensors[f"{path}approx_value"] = torch.randn(48)
+    document["approximate_experts"] = {str(layer): [1, 4] for layer in layers}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(document))
 
 
 # -- the model

@@ -78,6 +78,8 @@ def load(checkpoint: Path, dtype: torch.dtype) -> Any:
     constants = constant_names(document, block)
     taken: set[str] = set(constants.values())
     for index, layer in enumerate(model.model.layers):
+        if not hasattr(layer.mlp, "experts"):  # a dense layer
+            continue
         experts: list[nn.Module] = []
         for expert in range(count(document)):
             path = f"model.layers.{index}.{block}.experts.{expert}"
@@ -95,7 +97,8 @@ def load(checkpoint: Path, dtype: torch.dtype) -> Any:
     }
     lacking, unknown = model.load_state_dict(rest, strict=False)
     assert not unknown
-    assert all(".mlp.experts." in name for name in lacking)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # is the embedding
+    assert all(".mlp.experts." in name or name in tied for name in lacking)
     return model.eval()
 
 
