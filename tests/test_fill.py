@@ -95,6 +95,14 @@ def test_every_dtype_loads_the_same_numbers(fixtures, dtype):
         ({"form": "explicit", "shared_constants": [["0.0"]]}, "$.shared_constants"),
         ({"form": "explicit", "shared_constants": [["0.0", "0.1"]]}, "$.shared_constants: '0.1'"),
         ({"form": "explicit", "shared_constants": [["0.0", "0.2"], ["0.2", "0.0"]]}, "two groups"),
+        (
+            {
+                "form": "explicit",
+                "shared_constants": [["0.0", "0.2"]],
+                "constant_seeds": {"0.2": 5},
+            },
+            "'0.2' is not the first",
+        ),
         ({"shards": 1}, "$.shards"),
         ({"index": False}, "shards"),
     ],

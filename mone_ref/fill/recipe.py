@@ -133,6 +133,9 @@ def parse(document: Any) -> Recipe:
             layer, expert = place.split(".")
             if int(expert) not in recipe.substitution.get(layer, []):
                 raise RecipeError(f"$.{key}: {show(place)} is not a substituted expert")
+    followers = {place for group in recipe.shared_constants for place in group[1:]}
+    for place in followers & recipe.constant_seeds.keys():
+        raise RecipeError(f"$.constant_seeds: {show(place)} is not the first of its shared group")
     if len(set(shared)) != len(shared):
         raise RecipeError("$.shared_constants: an expert stands in two groups")
     for name, key in FAMILY_FIELDS.items():
