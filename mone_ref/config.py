@@ -33,16 +33,23 @@ class Config:
 
 
 class NotModelled(Rejected):
-    """The config of a plain model that is not computed here, and may be right.
+    """The config of a model that is not computed here, and may be right.
 
     ``problems`` say which architecture or feature is not in the table; ``findings`` are
-    warnings and notes, as in ``Config``. A config that declares substituted experts is
-    never one of these: its list cannot be checked, so it is rejected.
+    warnings and notes, as in ``Config``. ``config`` is what was read where the names and
+    shapes of tensors follow from it all the same, else None. Without it a config that
+    declares substituted experts is never one of these: its list cannot be checked.
     """
 
-    def __init__(self, problems: Iterable[Problem], findings: Iterable[Problem]) -> None:
+    def __init__(
+        self,
+        problems: Iterable[Problem],
+        findings: Iterable[Problem],
+        config: Config | None = None,
+    ) -> None:
         super().__init__(problems)
         self.findings = tuple(findings)
+        self.config = config
 
 
 LIMITS = (Code.UNKNOWN_FAMILY, Code.MODEL_FEATURE)
@@ -95,7 +102,10 @@ def parse(text: bytes, file: str = FILE) -> Config:
     dialects.check(fields, listed, named)
     if fields.errors or model is None or listed is None or named is None:
         raise _rejection(fields, listed, named)
-    return Config(model, _bind(model, listed, named), tuple(fields.problems))
+    config = Config(model, _bind(model, listed, named), tuple(fields.problems))
+    if fields.limits:
+        raise NotModelled(fields.limits, config.findings, config)
+    return config
 
 
 def _bind(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
@@ -110,8 +120,8 @@ def _rejection(fields: Fields, listed: Listed | None, named: Named | None) -> Re
     """What to raise; ``listed`` and ``named`` are empty where the config declares nothing."""
     if listed == {} and named == {} and all(problem.code in LIMITS for problem in fields.errors):
         findings = (p for p in fields.problems if p.severity is not Severity.ERROR)
-        return NotModelled(fields.errors, findings)
-    return Rejected(fields.errors)
+        return NotModelled(fields.errors + fields.limits, findings)
+    return Rejected(fields.errors + fields.limits)
 
 
 def _open(text: bytes, file: str) -> Fields:

@@ -37,6 +37,7 @@ class Fields:
         """``top`` is the config's object; ``file`` its name in messages."""
         self.file = file
         self.problems: list[Problem] = []
+        self.limits: list[Problem] = []
         self.holders: list[tuple[str, Mapping[str, Any]]] = [(ROOT, top)]
         text = top.get(TEXT_CONFIG)
         if isinstance(text, dict):
@@ -61,6 +62,13 @@ class Fields:
         """Record one problem of config.json, which is noticed at parse."""
         self.problems.append(
             Problem(code, Phase.PARSE, where, found, expected, self.file, severity, clause)
+        )
+
+    def limit(self, found: Found, expected: str) -> None:
+        """Record what is not computed here, and leaves names and shapes of tensors as they are."""
+        code, where = Code.MODEL_FEATURE, found.path
+        self.limits.append(
+            Problem(code, Phase.PARSE, where, show(found.value), expected, self.file)
         )
 
     def wrong(self, found: Found, expected: str) -> None:

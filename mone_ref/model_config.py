@@ -39,6 +39,20 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "num_nextn_predict_layers": (0,),
 }
 
+SAME_TENSORS = frozenset(
+    {
+        "hidden_act",
+        "clip_qkv",
+        "sliding_window",
+        "use_sliding_window",
+        "dual_chunk_attention_config",
+        "partial_rotary_factor",
+        "routed_scaling_factor",
+        "norm_topk_prob",
+    }
+)
+"""Features that change what is computed and not what is stored: the tensors can be checked."""
+
 ROPE_PLAIN = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 """Members of ``rope_parameters`` and ``rope_scaling``, with the values that change nothing."""
 
@@ -238,7 +252,10 @@ def _check_features(fields: Fields, family: Family) -> None:
         for found in [] if key in family.reads else fields.find(key):
             if not any(same(found.value, value) for value in accepted):
                 expected = " or ".join(["null", *map(show, accepted)])
-                fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)
+                if key in SAME_TENSORS:
+                    fields.limit(found, expected)
+                else:
+                    fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)
 
 
 def _read_rope_theta(fields: Fields) -> float | None:
@@ -256,8 +273,7 @@ def _read_rope_theta(fields: Fields) -> float | None:
         for key, plain in ROPE_PLAIN.items():
             if key in members and not same(members[key].value, plain):
                 expected = f"{plain}: only plain rotary embeddings are computed"
-                where, found = members[key].path, show(members[key].value)
-                fields.report(Code.MODEL_FEATURE, where, found, expected)
+                fields.limit(members[key], expected)
         if "rope_theta" in members:
             thetas.append(members["rope_theta"])
     return fields.positive(fields.agree(thetas))

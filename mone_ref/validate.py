@@ -38,9 +38,9 @@ NON_FINITE = (Code.NON_FINITE_CONSTANT, Code.NON_FINITE_ROUTER)
 class Report:
     """What ``check`` found, in the order of the rules.
 
-    ``config`` is None where config.json was rejected, or names a model that is not
-    computed here; ``not_modelled`` then says why. That is no fault of the checkpoint, but
-    rules that need the family's row did not apply, and it cannot be loaded.
+    ``not_modelled`` says why a model is not computed here. That is no fault of the
+    checkpoint, but it cannot be loaded. ``config`` is None where config.json was rejected,
+    or where rules that need the family's row did not apply for such a reason.
     ``checkpoint`` is None where the path is no readable directory.
     """
 
@@ -91,7 +91,7 @@ def check(directory: Path | str, dtype: str | None = None, *, scan: bool = False
         config = config_file.read(checkpoint.directory)
         problems = [*config.findings, *checkpoint.problems]
     except NotModelled as limits:
-        not_modelled = limits.problems
+        config, not_modelled = limits.config, limits.problems
         problems = [*limits.findings, *checkpoint.problems]
     except Rejected as rejected:
         problems = [*most(rejected.problems), *checkpoint.problems]

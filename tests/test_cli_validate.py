@@ -14,7 +14,9 @@ import handmade
 import pytest
 from handmade import bf16, safetensors, write
 
+import mone_ref
 from mone_ref.cli import main
+from mone_ref.errors import Code, Rejected
 
 ROOT = Path(__file__).parent.parent
 FILE = "model.safetensors"
@@ -136,6 +138,27 @@ def test_an_unknown_architecture_is_no_finding_and_the_summary_says_what_was_not
     assert "found architectures ['NovelForCausalLM']" in limit
     (reason,) = json.loads(run(capsys, directory, "--json")[1])["not_modelled"]
     assert (reason["code"], reason["where"]) == ("CONFIG_MODEL/unknown-family", "$.architectures")
+
+
+def test_a_feature_that_is_not_computed_is_no_finding_and_the_list_is_still_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = handmade.tensors()
+    config = handmade.config() | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    directory = write(tmp_path, {"config.json": config, FILE: safetensors(stored)})
+    status, text = run(capsys, directory)
+    summary, limit = text.splitlines()
+    assert status == 0
+    assert summary.endswith("41 tensors in 1 file, 2 substituted experts in 1 layer")
+    assert limit.startswith("not computed by the reference: $.rope_scaling.rope_type: found 'yarn'")
+    with pytest.raises(Rejected) as refusal:
+        mone_ref.load(directory)
+    assert refusal.value.codes == (Code.MODEL_FEATURE,)
+    del stored[CONSTANT]
+    write(tmp_path, {FILE: safetensors(stored)})
+    status, text = run(capsys, directory)
+    assert status == 1
+    assert text.startswith("error MISSING_CONSTANT/absent")
 
 
 def test_scan_reads_every_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,11 +88,11 @@ def lines(directory: Path, report: Report) -> Iterator[str]:
         if printed[kind] == SHOWN < totals[kind]:
             yield f"... and {totals[kind] - SHOWN} more {problem.code} (--json lists all)"
     yield f"{plain(str(directory))}: {_counted(report)}"
+    missed = "not checked: names, shapes and types of the model's tensors, nor experts"
+    if report.config:
+        missed = "not computed by the reference"
     for limit in report.not_modelled:
-        yield (
-            f"not checked: names, shapes and types of the model's tensors, nor experts against "
-            f"the config: {limit.where}: found {limit.found}, expected {limit.expected}"
-        )
+        yield f"{missed}: {limit.where}: found {limit.found}, expected {limit.expected}"
 
 
 def line(problem: Problem) -> str:
