@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mone_ref import config
 from mone_ref.errors import Code, Phase, Rejected, Severity
+from mone_ref.families import QkNorm
 
 # Two layers of eight experts. `cfg(a=1)` replaces a field, `cfg(a=None)` is JSON null.
 BASE: dict[str, Any] = {
@@ -27,11 +28,36 @@ BASE: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
 }
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 128,
+    "hidden_size": 96,
+    "intermediate_size": 72,
+    "moe_intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "vocab_size": 128,
+    "hidden_size": 96,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 ABSENT = object()
 
 
-def cfg(**changes: Any) -> bytes:
-    merged = {**BASE, **changes}
+def cfg(base: dict[str, Any] = BASE, /, **changes: Any) -> bytes:
+    merged = {**base, **changes}
     return json.dumps({k: v for k, v in merged.items() if v is not ABSENT}).encode()
 
 
@@ -98,6 +124,91 @@ def test_published_config() -> None:
     assert read.findings == ()
     assert read.substitution.form == "none"
     assert (read.model.head_dim, read.model.stored_dtype) == (128, "bfloat16")
+
+
+def test_defaults_of_qwen3() -> None:
+    model = config.parse(cfg(QWEN3)).model
+    assert (model.family.name, model.family.qk_norm) == ("qwen3_moe", QkNorm.HEAD)
+    assert (model.intermediate_size, model.head_dim) == (40, 48)
+    assert (model.router.normalise, model.rms_norm_eps, model.rope_theta) == (False, 1e-6, 10000.0)
+    assert (model.moe_layers, model.dense_layers) == ([0, 1, 2, 3], frozenset())
+
+
+def test_defaults_of_mixtral() -> None:
+    model = config.parse(cfg(MIXTRAL)).model
+    assert (model.family.name, model.family.qk_norm) == ("mixtral", QkNorm.NONE)
+    assert (model.num_experts, model.intermediate_size, model.head_dim) == (8, 40, 32)
+    assert (model.router.normalise, model.rms_norm_eps, model.rope_theta) == (True, 1e-5, 1e6)
+    assert model.moe_layers == [0, 1]
+
+
+def test_published_config_of_qwen3() -> None:
+    """The config of Qwen3-30B-A3B, as written by transformers 4."""
+    published = {
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False,
+        "attention_dropout": 0.0, "bos_token_id": 151643, "decoder_sparse_step": 1,
+        "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960,
+        "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+        "vocab_size": 151936,
+    }  # fmt: skip
+    read = config.parse(json.dumps(published).encode())
+    assert read.findings == ()
+    assert (read.model.head_dim, read.model.intermediate_size) == (128, 768)
+    assert (read.model.router.normalise, read.model.rope_theta) == (True, 1e6)
+
+
+def test_published_config_of_mixtral() -> None:
+    """The config of Mixtral-8x7B-v0.1, as written by transformers 4."""
+    published = {
+        "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",
+        "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": False,
+        "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+        "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": "4.36.0.dev0", "use_cache": True, "vocab_size": 32000,
+    }  # fmt: skip
+    read = config.parse(json.dumps(published).encode())
+    assert read.findings == ()
+    assert (read.model.head_dim, read.model.num_experts) == (128, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "moe", "dense_size"),
+    [
+        ({"decoder_sparse_step": 2}, [1, 3], 72),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, [1], 72),
+        ({"mlp_only_layers": [0, 2, 2, 99]}, [1, 3], 72),
+        ({"decoder_sparse_step": 3}, [2], 72),
+        ({"decoder_sparse_step": 5}, [], 72),
+        ({"mlp_only_layers": None, "decoder_sparse_step": None}, [0, 1, 2, 3], 0),
+        ({"mlp_only_layers": [4], "intermediate_size": ABSENT}, [0, 1, 2, 3], 0),
+    ],
+    ids=str,
+)
+def test_layers_with_experts(changes: dict[str, Any], moe: list[int], dense_size: int) -> None:
+    model = config.parse(cfg(QWEN3, **changes)).model
+    assert model.moe_layers == moe
+    assert model.dense_layers == frozenset(range(4)) - set(moe)
+    assert model.dense_intermediate_size == dense_size
+
+
+@pytest.mark.parametrize(
+    ("base", "head_dim"), [(QWEN3, 30), (MIXTRAL, 64)], ids=["qwen3", "mixtral"]
+)
+def test_heads_of_their_own_size(base: dict[str, Any], head_dim: int) -> None:
+    model = config.parse(cfg(base, head_dim=head_dim)).model
+    assert model.head_dim == head_dim
+    # Then nothing has to divide the hidden size.
+    assert config.parse(cfg(base, head_dim=head_dim, hidden_size=97)).model.hidden_size == 97
 
 
 @pytest.mark.parametrize(
@@ -210,6 +321,73 @@ BAD_MODEL: list[tuple[dict[str, Any], Code, str, str]] = [
 @pytest.mark.parametrize(("changes", "code", "where", "clause"), BAD_MODEL, ids=str)
 def test_bad_model(changes: dict[str, Any], code: Code, where: str, clause: str) -> None:
     assert errors(cfg(**changes)) == [(code, where, clause)]
+
+
+BAD_FAMILIES: list[tuple[dict[str, Any], dict[str, Any], Code, str, str]] = [
+    (QWEN3, {"head_dim": 31}, Code.MODEL_FIELD, "$.head_dim", ""),
+    (QWEN3, {"head_dim": "32"}, Code.MODEL_FIELD, "$.head_dim", ""),
+    (QWEN3, {"num_attention_heads": 3, "num_key_value_heads": 2, "head_dim": 32},
+     Code.MODEL_FIELD, "$.num_key_value_heads", ""),
+    # transformers reads 4 key-value heads where a Qwen3 config names none.
+    (QWEN3, {"num_key_value_heads": ABSENT}, Code.MODEL_FIELD, "$.num_key_value_heads", ""),
+    (QWEN3, {"moe_intermediate_size": ABSENT}, Code.MODEL_FIELD, "$.moe_intermediate_size", ""),
+    (QWEN3, {"mlp_only_layers": [1], "intermediate_size": ABSENT}, Code.MODEL_FIELD,
+     "$.intermediate_size", ""),
+    (QWEN3, {"mlp_only_layers": 1}, Code.MODEL_FIELD, "$.mlp_only_layers", ""),
+    (QWEN3, {"mlp_only_layers": [1.0]}, Code.MODEL_FIELD, "$.mlp_only_layers", ""),
+    (QWEN3, {"mlp_only_layers": [True]}, Code.MODEL_FIELD, "$.mlp_only_layers", ""),
+    (QWEN3, {"decoder_sparse_step": 0}, Code.MODEL_FIELD, "$.decoder_sparse_step", ""),
+    (QWEN3, {"text_config": {"mlp_only_layers": [1]}, "mlp_only_layers": []},
+     Code.MODEL_FIELD_CONFLICT, "$.text_config.mlp_only_layers", ""),
+    (QWEN3, {"attention_bias": True}, Code.MODEL_FEATURE, "$.attention_bias", ""),
+    (QWEN3, {"use_sliding_window": True}, Code.MODEL_FEATURE, "$.use_sliding_window", ""),
+    (QWEN3, {"sliding_window": 4096}, Code.MODEL_FEATURE, "$.sliding_window", ""),
+    (QWEN3, {"clip_qkv": 8}, Code.MODEL_FEATURE, "$.clip_qkv", ""),
+    (QWEN3, {"shared_expert_intermediate_size": 64}, Code.MODEL_FEATURE,
+     "$.shared_expert_intermediate_size", ""),
+    (MIXTRAL, {"norm_topk_prob": False}, Code.MODEL_FEATURE, "$.norm_topk_prob", ""),
+    (MIXTRAL, {"mlp_only_layers": [0]}, Code.MODEL_FEATURE, "$.mlp_only_layers", ""),
+    (MIXTRAL, {"decoder_sparse_step": 2}, Code.MODEL_FEATURE, "$.decoder_sparse_step", ""),
+    (MIXTRAL, {"sliding_window": 4096}, Code.MODEL_FEATURE, "$.sliding_window", ""),
+    (MIXTRAL, {"num_local_experts": ABSENT}, Code.MODEL_FIELD, "$.num_local_experts", "FMT-1"),
+    (MIXTRAL, {"num_experts": 9}, Code.MODEL_FIELD_CONFLICT, "$.num_local_experts", "FMT-1"),
+    # A layer without experts substitutes none.
+    (QWEN3, {"mlp_only_layers": [1], "approximate_experts": {"1": [0]}}, Code.LAYER_NOT_MOE,
+     '$.approximate_experts["1"]', "FMT-25"),
+    (QWEN3, {"decoder_sparse_step": 2, "approximate_experts": {"0": []}}, Code.LAYER_NOT_MOE,
+     '$.approximate_experts["0"]', "FMT-25"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "changes", "code", "where", "clause"), BAD_FAMILIES, ids=str)
+def test_bad_model_of_another_family(
+    base: dict[str, Any], changes: dict[str, Any], code: Code, where: str, clause: str
+) -> None:
+    assert errors(cfg(base, **changes)) == [(code, where, clause)]
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        (QWEN3, {"decoder_sparse_step": 2, "approximate_experts": {"1": [0], "3": [7]}}),
+        (QWEN3, {"norm_topk_prob": True, "use_sliding_window": False, "head_dim": None}),
+        (QWEN3, {"num_experts": ABSENT, "num_local_experts": 8}),  # as transformers 5 writes it
+        (MIXTRAL, {"norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1}),
+    ],
+    ids=str,
+)
+def test_twins_of_another_family(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert config.parse(cfg(base, **changes)).findings == ()
+
+
+def test_a_hostile_number_of_layers_is_refused_at_once() -> None:
+    huge = {"num_hidden_layers": 2**31 - 1, "mlp_only_layers": [0]}
+    assert errors(cfg(QWEN3, **huge))[0][:2] == (Code.MODEL_FIELD, "$.num_experts")
+
+
+def test_constants_of_mixtral_stand_beside_its_experts() -> None:
+    entry = config.parse(cfg(MIXTRAL, approximate_experts={"1": [3]})).substitution.layers[1]
+    assert entry.constants == {3: "model.layers.1.block_sparse_moe.experts.3.approx_value"}
 
 
 @pytest.mark.parametrize(
