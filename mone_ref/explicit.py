@@ -87,8 +87,8 @@ def _read_block(fields: Fields, block: Found, bounds: Bounds) -> Named:
     if not _is_object(fields, block):
         return {}
     version = _member(block, "version")
-    clause = "FMT-20" if isinstance(version.value, float) else "FMT-7"  # JSON has one number type
-    _fixed(fields, version, VERSION, Code.VERSION, clause)
+    spelled = isinstance(version.value, float) and version.value == VERSION  # 1.0
+    _fixed(fields, version, VERSION, Code.VERSION, "FMT-20" if spelled else "FMT-7")
     _check_router_semantics(fields, _member(block, "router_semantics"))
     targets = _member(block, "targets")
     _warn_unknown(fields, block, ("version", "router_semantics", "targets"))
@@ -235,7 +235,7 @@ def _read_replacement(fields: Fields, replacement: Found) -> str:
     _warn_unknown(fields, tensors, ("value",))
     if isinstance(name.value, str) and name.value:
         return name.value
-    fields.report(Code.CONSTANT_NAME, name.path, _seen(name), "the name of a tensor", "FMT-6")
+    fields.report(Code.CONSTANT_NAME, name.path, _seen(name), "the name of a tensor", "FMT-20")
     return ""
 
 
@@ -254,7 +254,7 @@ def _seen(found: Found) -> str:
 def _is_object(fields: Fields, found: Found) -> bool:
     if isinstance(found.value, dict):
         return True
-    fields.report(Code.EXPLICIT_FORM, found.path, _seen(found), "a JSON object", "FMT-6")
+    fields.report(Code.EXPLICIT_FORM, found.path, _seen(found), "a JSON object", "FMT-20")
     return False
 
 

@@ -200,6 +200,7 @@ BAD_MEMBERS: list[tuple[Path, Any, Code, str]] = [
     *((("version",), value, Code.VERSION, "FMT-7")
       for value in (True, "1", 2, 0, None, [1], {})),
     (("version",), 1.0, Code.VERSION, "FMT-20"),
+    (("version",), 1.5, Code.VERSION, "FMT-7"),
     *((("router_semantics",), value, Code.ROUTER_SEMANTICS, "FMT-8")
       for value in (
           None, {}, [], True,
@@ -212,19 +213,19 @@ BAD_MEMBERS: list[tuple[Path, Any, Code, str]] = [
           {**SEMANTICS, "preserve_router_weights": None},
           {**SEMANTICS, "temperature": None},
       )),
-    *((("targets",), value, Code.EXPLICIT_FORM, "FMT-6") for value in NOT_OBJECTS),
-    *((("targets", FIRST), value, Code.EXPLICIT_FORM, "FMT-6") for value in NOT_OBJECTS),
+    *((("targets",), value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
+    *((("targets", FIRST), value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
     *((("targets", FIRST, "num_logical_experts"), value, Code.EXPERT_COUNT, "FMT-24")
       for value in (3, 5, 0, 4.0, "4", True, None)),
     *((("targets", FIRST, "weight_layout"), value, Code.WEIGHT_LAYOUT, "FMT-9")
       for value in ("dense", "Compact_retained_experts", "", None, [], True)),
-    *((("targets", FIRST, "replacements"), value, Code.EXPLICIT_FORM, "FMT-6")
+    *((("targets", FIRST, "replacements"), value, Code.EXPLICIT_FORM, "FMT-20")
       for value in NOT_OBJECTS),
-    *((ONE, value, Code.EXPLICIT_FORM, "FMT-6") for value in NOT_OBJECTS),
+    *((ONE, value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
     *(((*ONE, "format"), value, Code.REPLACEMENT_FORMAT, "FMT-10")
       for value in ("linear-v1", "constant-v2", "constant", "", None, 1)),
-    *(((*ONE, "tensors"), value, Code.EXPLICIT_FORM, "FMT-6") for value in NOT_OBJECTS),
-    *((LEAF, value, Code.CONSTANT_NAME, "FMT-6") for value in (None, "", 5, True, ["a"], {})),
+    *(((*ONE, "tensors"), value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
+    *((LEAF, value, Code.CONSTANT_NAME, "FMT-20") for value in (None, "", 5, True, ["a"], {})),
 ]  # fmt: skip
 
 
@@ -250,7 +251,7 @@ def test_a_missing_member_is_refused_as_one_that_is_null(
 
 @pytest.mark.parametrize("value", [[], "x", 1, True])
 def test_a_block_that_is_no_object_is_refused(value: Any) -> None:
-    assert errors(value) == [(Code.EXPLICIT_FORM, PLACE, "FMT-6")]
+    assert errors(value) == [(Code.EXPLICIT_FORM, PLACE, "FMT-20")]
 
 
 BAD_PATHS: list[tuple[str, Code, str]] = [
@@ -363,7 +364,7 @@ def test_every_error_at_once() -> None:
         (Code.ROUTER_SEMANTICS, where("router_semantics"), "FMT-8"),
         (Code.WEIGHT_LAYOUT, where("targets", FIRST, "weight_layout"), "FMT-9"),
         (Code.CONSTANT_NAME, where("targets", FIRST, "replacements", "x", "tensors", "value"),
-         "FMT-6"),
+         "FMT-20"),
         (Code.ID_KEY, where("targets", FIRST, "replacements", "x"), "FMT-21"),
         (Code.ID_RANGE, where("targets", "mlp.experts", "replacements", "9"), "FMT-20"),
         (Code.TARGET_PATH, where("targets", "mlp.experts"), "FMT-11"),
