@@ -170,6 +170,7 @@ def test_the_model_is_of_the_class_that_the_config_names(approx: Path) -> None:
     assert model.dtype == torch.bfloat16  # the checkpoint's own
     assert not model.training
     assert model.config.name_or_path == str(approx)
+    assert model.generation_config.do_sample is False  # as generation_config.json says
 
 
 def test_only_retained_experts_have_rows(approx: Path) -> None:
@@ -387,6 +388,37 @@ def test_formats_of_transformers_own_are_refused(approx: Path, tmp_path: Path) -
     model = integration.load(approx)
     with pytest.raises(ValueError, match="checkpoint format only"):
         model.save_pretrained(tmp_path, save_original_format=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_offloaded_weights_are_neither_saved_nor_updated(approx: Path, tmp_path: Path) -> None:
+    """Offloading leaves empty parameters behind, here all of them."""
+    model = integration.load(approx).to("meta")
+    with pytest.raises(ValueError, match="offloaded weights cannot be saved"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    name = "model.layers.0.mlp.experts.1.approx_value"
+    with pytest.raises(RuntimeError, match="offloaded constants"):
+        integration.update(model, {name: torch.ones(96)})
+
+
+def test_shared_constants_stay_one_or_are_not_saved(tmp_path: Path) -> None:
+    """An update reaches every expert that shares a constant; training one of them does not."""
+    source = checkpoint("olmoe-explicit-shared")
+    model = integration.load(source, "float32")
+    holders: dict[str, list[Tensor]] = {}
+    for layer in model.model.layers:
+        entry = layer.mlp.experts.substitution
+        for place, expert in enumerate(entry.substituted):
+            values = layer.mlp.experts.constants.detach()
+            holders.setdefault(entry.constants[expert], []).append(values[place])
+    name = max(holders, key=lambda name: len(holders[name]))
+    assert len(holders[name]) > 1
+    integration.update(model, {name: torch.full_like(holders[name][0], 2.0)})
+    assert all((value == 2.0).all() for value in holders[name])
+    holders[name][0].fill_(3.0)
+    with pytest.raises(ValueError, match="no longer share one constant"):
+        model.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

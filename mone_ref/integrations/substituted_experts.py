@@ -102,7 +102,7 @@ def substitute(module: Any, substitution: LayerSubstitution) -> None:
 
     New parameters are empty, on the device and in the dtype of the old ones (``meta``
     while transformers builds a model), and so are the tables: all are in ``state_dict``
-    and wait to be loaded (``module_tables``).
+    and wait to be loaded (``tables``).
     """
     rows, hidden = len(substitution.retained), module.down_proj.shape[1]
     for name in STACKS:

@@ -8,11 +8,16 @@
 Stock ``from_pretrained`` cannot read such a checkpoint: it finds fewer experts than the
 config says, and no place for the constants. ``load`` gives the model class that the config
 names, with transformers' own router, attention and expert arithmetic. Its experts modules
-hold the retained experts only, and add the constants (SEM-1).
+hold the retained experts only, and add the constants (SEM-1). No global state of
+transformers is changed.
 
 What differs from a stock model: in a substituted layer ``experts.num_experts`` counts the
 retained experts, ``experts.constants`` is one more parameter, and ``save_pretrained`` writes
-the substituted checkpoint back.
+the substituted checkpoint back, in the form in which it was read.
+
+Limits of transformers that hold here too: on a CPU grouped_mm needs expert rows of a multiple
+of 16 bytes, and it knows no float64; eager and batched_mm take both. Tensor and expert
+parallelism, quantisation and adapters stored beside the weights are not offered.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from mone_ref import loading, tensor_names, validate
+from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config
 from mone_ref.errors import Problem, Rejected
 from mone_ref.integrations import same_model, stored_tensors, substituted_experts
@@ -58,14 +64,14 @@ def load(
     """Load a checkpoint directory, substituted in either form or not at all.
 
     ``dtype`` holds the parameters; ``auto`` is the one that the config declares.
-    ``experts_implementation`` is eager, batched_mm or grouped_mm, and None leaves the choice
-    to transformers; it may be changed later (``model.set_experts_implementation``). The rest
-    is handed to ``from_pretrained``. Every tensor is read once, retained experts straight into
-    their rows, and no row is allocated for a substituted one (EXEC-1).
+    ``experts_implementation`` is ``eager``, ``batched_mm`` or ``grouped_mm``, and may be
+    changed later (``model.set_experts_implementation``); None leaves the choice to
+    transformers, which takes grouped_mm. The rest is handed to ``from_pretrained``. Every
+    tensor is read once, retained experts straight into their rows (LOAD-1, EXEC-1).
 
     Raises ``Rejected`` with every error that ``validate.check`` finds, before anything is
-    allocated; ``ValueError`` for a dtype or an experts implementation that is not known;
-    ``ImportError`` when transformers is missing or older than 5.16.
+    allocated; ``ValueError`` for an unknown dtype or experts implementation; ``ImportError``
+    when transformers is missing or older than 5.16.
     """
     require()
     import transformers
@@ -74,22 +80,15 @@ def load(
         known = ", ".join(EXPERTS_IMPLEMENTATIONS)
         raise ValueError(f"experts_implementation {experts_implementation!r} is none of {known}")
     directory = Path(path)
-    held = None if dtype == "auto" else _float_type(dtype)
-    report = validate.check(directory, None if held is None else str(held).removeprefix("torch."))
-    if reasons := report.errors + report.not_modelled:
-        raise Rejected(reasons)
-    assert report.config is not None
-    assert report.checkpoint is not None
-    held = held or _float_type(report.config.model.stored_dtype)
-
+    substituted, checkpoint, held = _checked(directory, dtype)
     config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-    same_model.check(config, report.config.model)
+    same_model.check(config, substituted.model)
     stock = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model, info = _substituted(stock).from_pretrained(
+    model, info = _mixed(stock).from_pretrained(
         None,
         config=config,
-        state_dict=stored_tensors.parameters(report.config, report.checkpoint, held),
-        substituted=report.config,
+        state_dict=stored_tensors.parameters(substituted, checkpoint, held),
+        substituted=substituted,
         output_loading_info=True,
         generation_config=_generation_config(directory),
         dtype=held,
@@ -176,13 +175,24 @@ class SubstitutedModel(Base):
 
 
 @cache
-def _substituted(stock: type[Any]) -> type[Any]:
+def _mixed(stock: type[Any]) -> type[Any]:
     """A model class with ``SubstitutedModel`` before it, under the name of that class.
 
     transformers writes the name into saved configs, and looks into the source of the
     module for what the class can do.
     """
     return type(stock.__name__, (SubstitutedModel, stock), {"__module__": stock.__module__})
+
+
+def _checked(directory: Path, dtype: torch.dtype | str) -> tuple[Config, Checkpoint, torch.dtype]:
+    """A sound checkpoint, and the dtype of its parameters. Raises ``Rejected``, ``ValueError``."""
+    held = None if dtype == "auto" else _float_type(dtype)
+    report = validate.check(directory, None if held is None else str(held).removeprefix("torch."))
+    if reasons := report.errors + report.not_modelled:
+        raise Rejected(reasons)
+    assert report.config is not None
+    assert report.checkpoint is not None
+    return report.config, report.checkpoint, held or _float_type(report.config.model.stored_dtype)
 
 
 def experts_modules(model: nn.Module, config: Config) -> dict[int, tuple[str, Any]]:
