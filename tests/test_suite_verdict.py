@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mone_ref.suite import verdict
@@ -15,7 +17,7 @@ def clause(name: str, level: str = "MUST", visibility: str = "observable") -> Cl
     return Clause(name, Level(level), "ruling", Visibility(visibility), "x", "y", (), 1)
 
 
-# Six MUST clauses: three observable ones with cases, one without, two internal ones.
+# Six MUST clauses: four observable ones, three of them with cases, and two internal ones.
 CLAUSES = (
     clause("FMT-1"),
     clause("FMT-2", "SHOULD"),
@@ -72,10 +74,10 @@ def test_all_ok_is_conformant():
     concluded = conclude()
     assert concluded.word is Word.CONFORMANT
     assert concluded.coverage == Coverage(
-        total=6, judged=4, internal=1, without_case=1, unreached=0
+        total=6, judged=4, internal=0, without_case=2, unreached=0
     )
     assert str(concluded.coverage) == (
-        "judged 4 of 6 MUST clauses; 1 need layer access; 1 have no case in this release"
+        "judged 4 of 6 MUST clauses; 0 need layer access; 2 have no case in this release"
     )
 
 
@@ -106,7 +108,21 @@ def test_a_must_group_that_nothing_judged_is_incomplete(outcome):
 def test_what_only_internal_clauses_lack_is_not_incomplete():
     concluded = conclude(must_rows="not-applicable")
     assert concluded.word is Word.CONFORMANT
-    assert concluded.coverage.internal == 2
+    assert concluded.coverage.internal == 1
+
+
+def test_what_only_single_layers_lack_is_not_incomplete():
+    layer = replace(case("must/ranks", "PAR-1"), kind=Kind.LAYER)
+    unasked = Result("must/ranks", "float32", Outcome.NOT_APPLICABLE, "", "")
+    concluded = verdict.conclude([*results(), unasked], (*CASES, layer), CLAUSES, False)
+    assert concluded.word is Word.CONFORMANT
+    assert concluded.coverage == Coverage(
+        total=6, judged=4, internal=1, without_case=1, unreached=0
+    )
+    judged = replace(unasked, outcome=Outcome.MISMATCH)
+    concluded = verdict.conclude([*results(), judged], (*CASES, layer), CLAUSES, False)
+    assert concluded.word is Word.NOT_CONFORMANT
+    assert concluded.coverage.judged == 5
 
 
 def test_incomplete_outweighs_advice_and_a_broken_must_outweighs_both():

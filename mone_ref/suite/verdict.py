@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mone_ref.suite import spec
-from mone_ref.suite.cases import Case
+from mone_ref.suite.cases import Case, Kind
 from mone_ref.suite.outcomes import Outcome, Result
 from mone_ref.suite.spec import Clause, Level, Visibility
 
@@ -30,7 +30,7 @@ class Word(StrEnum):
 class Coverage:
     """MUST clauses by what became of them; the four others add up to ``total``.
 
-    ``internal`` have cases for engines that show their layers, ``without_case`` have no
+    ``internal`` only have cases for engines that show their steps, ``without_case`` have no
     case in this suite, ``unreached`` have cases that this engine did not get far enough for.
     """
 
@@ -113,9 +113,10 @@ def must(clauses: Sequence[Clause], visibility: Visibility) -> set[str]:
 def unjudged_groups(
     judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Clause]
 ) -> tuple[str, ...]:
-    """Groups whose observable MUST clauses have cases in this suite, none of them judged."""
+    """Groups whose observable MUST clauses have cases on whole models, none of them judged."""
     observable = must(clauses, Visibility.OBSERVABLE)
-    cited = {name for case in cases for name in case.clauses} & observable
+    cited = {name for case in cases if case.kind is not Kind.LAYER for name in case.clauses}
+    cited &= observable
     groups = dict.fromkeys(clause.group for clause in clauses if clause.id in cited)
     reached = {clause.group for clause in clauses if clause.id in judged & observable}
     return tuple(group for group in groups if group not in reached)
@@ -126,12 +127,14 @@ def coverage(judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Cl
     observable = must(clauses, Visibility.OBSERVABLE)
     internal = must(clauses, Visibility.INTERNAL)
     cited = {name for case in cases for name in case.clauses}
+    on_models = {name for case in cases if case.kind is not Kind.LAYER for name in case.clauses}
+    inside = cited & (internal | (observable - on_models))
     return Coverage(
         total=len(observable | internal),
         judged=len((observable | internal) & judged),
-        internal=len((internal & cited) - judged),
+        internal=len(inside - judged),
         without_case=len((observable | internal) - judged - cited),
-        unreached=len((observable & cited) - judged),
+        unreached=len((observable & cited) - inside - judged),
     )
 
 
