@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import mone_ref
-from mone_ref import experts
+from mone_ref import experts, validate
 from mone_ref.cli import application
 from mone_ref.errors import Rejected
 from mone_ref.fill import certificate, fixture, generator, pins
@@ -111,6 +111,36 @@ def test_a_wrong_recipe_is_refused_with_the_field(change, words):
     with pytest.raises(RecipeError) as refusal:
         recipes.parse(SMALL | change)
     assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("olmoe", "head_dim", 32),
+        ("olmoe", "dense_layers", [0]),
+        ("olmoe", "sparse_step", 2),
+        ("mixtral", "normalise", False),
+        ("mixtral", "normalise", True),
+        ("mixtral", "dense_intermediate_size", 8),
+    ],
+)
+def test_a_field_that_a_family_does_not_have_is_refused(family, field, value):
+    with pytest.raises(RecipeError, match=rf"\$\.{field}: {family} has no "):
+        recipes.parse(SMALL | {"family": family, field: value})
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_a_recipe_of_another_family_gives_a_clean_pair(tmp_path, family):
+    sizes = {"head_dim": 24, "num_layers": 2, "substitution": {"1": [2, 0]}}
+    dense = {"dense_layers": [0], "dense_intermediate_size": 20, "normalise": True}
+    own = dense if family == "qwen3_moe" else {}
+    recipe = recipes.parse(SMALL | sizes | own | {"family": family, "compute_types": ["float32"]})
+    for one in fixture.fill_pair(recipe, tmp_path):
+        assert validate.check(one.checkpoint).problems == ()
+        model = mone_ref.load(one.checkpoint).config.model
+        assert (model.family.name, model.head_dim) == (family, 24)
+        assert model.router.normalise is True
+        assert model.dense_layers == frozenset(own.get("dense_layers", []))
 
 
 @pytest.mark.parametrize(
