@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mone_ref.backend import LoadOptions, Scores
+from mone_ref.backend import LoadOptions, Scores, Unavailable
 from mone_ref.backends import vllm as adapter
 from mone_ref.backends.vllm import VllmBackend, VllmSession
-from mone_ref.suite import capture, edits, errormap
+from mone_ref.suite import capture, cases, edits, errormap
 
 ROOT = Path(__file__).resolve().parent.parent
 ERROR_MAP = errormap.load(ROOT / "conformance" / "error_maps" / "vllm.toml")
@@ -376,3 +376,44 @@ def test_every_feature_is_refused_by_name(approx: Path, engine: VllmBackend) -> 
         with pytest.raises(NotImplementedError) as raised:
             engine.load(approx, options(features=frozenset({feature})))
         assert ERROR_MAP.find(capture.chain(raised.value)) == "UNSUPPORTED/feature"
+
+
+@vllm
+def test_layers_and_engines_take_turns(approx: Path, opened: Open, engine: VllmBackend) -> None:
+    recipe = next(case for case in cases.load(ROOT) if case.id == "layer/ranks-mixed").layer.recipe
+    x = torch.arange(64.0).reshape(2, 32) / 64
+
+    def layers() -> torch.Tensor:
+        # Fresh ones each time: vLLM rewrites them in place.
+        routes = torch.tensor([[0.5, 0.25], [0.25, 0.5]]), torch.tensor([[1, 2], [0, 6]])
+        ranks = [recipe.spec("float32", (rank, 2), False) for rank in range(2)]
+        built = [engine.build_layer(spec, recipe.build()) for spec in ranks]
+        return torch.stack(
+            [one.forward_routed(x.clone(), *(part.clone() for part in routes)) for one in built]
+        )
+
+    def answers() -> list[Scores]:
+        with opened(approx) as session:
+            with pytest.raises(RuntimeError, match="close the previous session first"):
+                engine.build_layer(recipe.spec("float32", (0, 1), False), recipe.build())
+            return session.score(PROMPTS)
+
+    first, before = layers(), answers()
+    assert torch.equal(layers(), first)
+    assert equal(answers(), before)
+
+
+@vllm
+def test_at_odd_hidden_sizes_only_the_substitution_is_built(engine: VllmBackend) -> None:
+    recipe = next(
+        case for case in cases.load(ROOT) if case.id == "layer/output-of-hidden-7"
+    ).layer.recipe
+    built = engine.build_layer(recipe.spec("float32", (0, 1), False), recipe.build())
+    weights, ids, constants = built.rewrite_routes(
+        torch.tensor([[0.5, 0.25]]), torch.tensor([[0, 1]])
+    )
+    assert (weights.tolist(), ids.tolist()) == ([[0.5, 0]], [[0, 0]])
+    stored = recipe.build()[f"{recipe.path}.1.approx_value"]
+    assert torch.equal(constants, 0.25 * stored[None])
+    with pytest.raises(Unavailable, match="that 32 divides, not 7"):
+        built.forward_routed(torch.zeros(1, 7), weights, ids)

@@ -31,6 +31,7 @@ from mone_ref.backend import (
     Session,
 )
 from mone_ref.backends import vllm_layer
+from mone_ref.suite.memory import fresh_memory_is_nan
 
 KV_CACHE_BYTES = 1 << 24
 """Key-value cache of a run; with a fixed size vLLM measures no memory and warms nothing up."""
@@ -109,7 +110,7 @@ class VllmBackend(Backend):
         self._leave()
         arguments = engine_arguments(checkpoint, options, self._cuda)
         try:
-            with _heap_left_alone(), _unloaded_is_nan():
+            with _heap_left_alone(), fresh_memory_is_nan():
                 llm = LLM(**arguments)
         except BaseException as error:
             _drop_frames(error)
@@ -323,22 +324,6 @@ def _drop_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-@contextmanager
-def _unloaded_is_nan() -> Iterator[None]:
-    """Fill allocated but uninitialised memory with NaN while an engine is built.
-
-    Weights that vLLM never loads would otherwise hold what an earlier model left in
-    the same place: often the right ones, in a run that loads variants of one model.
-    """
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 @contextmanager
