@@ -122,16 +122,15 @@ def find_family(fields: Fields) -> Family | None:
 def read_sizes(fields: Fields, family: Family) -> dict[str, int]:
     """Sizes under their names in ``ModelConfig``; those with a problem are absent."""
     heads = fields.size("num_attention_heads")
-    optional = "num_key_value_heads" in family.reads
+    # Where the key is not optional, libraries fill in a count of their own (Qwen3: 4).
+    one_each = (heads or 1) if "num_key_value_heads" in family.reads else None
     read = {
         "vocab_size": fields.size("vocab_size"),
         "hidden_size": fields.size("hidden_size"),
         "intermediate_size": fields.size(family.intermediate_key),
         "num_layers": fields.size("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": fields.size(
-            "num_key_value_heads", default=(heads or 1) if optional else None
-        ),
+        "num_kv_heads": fields.size("num_key_value_heads", default=one_each),
         "num_experts": fields.size(*family.count_keys, clause="FMT-1"),
         "top_k": fields.size(*family.top_k_keys),
     }
@@ -139,6 +138,7 @@ def read_sizes(fields: Fields, family: Family) -> dict[str, int]:
     head_dim = _read_head_dim(fields, family, sizes)
     if head_dim is not None:
         sizes["head_dim"] = head_dim
+    _check_kv_heads(fields, sizes)
     _check_experts(fields, family, sizes)
     return sizes
 
@@ -146,11 +146,9 @@ def read_sizes(fields: Fields, family: Family) -> dict[str, int]:
 def _read_head_dim(fields: Fields, family: Family, sizes: dict[str, int]) -> int | None:
     """Size of one head: the config's own in families that have the key, else hidden / heads.
 
-    Key-value heads divide the heads, and rope needs a head of an even size.
+    Rope needs an even size.
     """
-    hidden, heads, kv_heads = (sizes.get(n) for n in ("hidden_size", "num_heads", "num_kv_heads"))
-    if heads and kv_heads and heads % kv_heads:
-        _inconsistent(fields, ("num_key_value_heads",), kv_heads, f"a divisor of {heads} heads")
+    hidden, heads = sizes.get("hidden_size"), sizes.get("num_heads")
     if "head_dim" in family.reads and fields.find("head_dim"):
         head_dim = fields.size("head_dim")
         if head_dim is not None and head_dim % 2:
@@ -187,6 +185,13 @@ def read_dense_layers(fields: Fields, family: Family, sizes: dict[str, int]) -> 
     dense = set(named.value) if named else set()
     layers = range(min(sizes.get("num_layers", 0), MAX_EXPERTS))  # more were refused already
     return frozenset(i for i in layers if i in dense or (step and (i + 1) % step))
+
+
+def _check_kv_heads(fields: Fields, sizes: dict[str, int]) -> None:
+    """Every key-value head serves as many heads as any other."""
+    heads, kv_heads = sizes.get("num_heads"), sizes.get("num_kv_heads")
+    if heads and kv_heads and heads % kv_heads:
+        _inconsistent(fields, ("num_key_value_heads",), kv_heads, f"a divisor of {heads} heads")
 
 
 def _check_experts(fields: Fields, family: Family, sizes: dict[str, int]) -> None:

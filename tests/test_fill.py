@@ -312,7 +312,7 @@ def test_variants_come_in_their_fixed_order(approx):
 
 
 def test_pinned_fixtures_are_rebuilt_byte_for_byte(fixtures, tmp_path):
-    # Two of nine here; `make fixtures` rebuilds all.
+    # Two here; `make fixtures` rebuilds all.
     for name in ("olmoe-top20", "olmoe-twelve"):
         pinned = fixture.read(fixtures / name)
         again = fixture.fill(pinned.recipe, tmp_path)
