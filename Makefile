@@ -25,7 +25,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest tests -m "" $(ARGS)
+	$(BIN)/python -m pytest tests -m "not vllm" $(ARGS)
 
 test-vllm: vllm-environment
 	.venv-vllm/bin/python -m pytest -m vllm tests/test_backend_vllm.py $(ARGS)

@@ -5,6 +5,7 @@ Everything that decides anything is in ``mone_ref.suite``.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[RUN] = Run(settings, backends.find(settings.backend), data.root())
     except (BackendError, OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_unconfigure() -> None:
+    tell_progress(options.DONE)
+
+
+def tell_progress(what: str) -> None:
+    """Leave a trace for whoever started this process, in case it does not come back."""
+    if os.environ.get(options.PROGRESS):
+        Path(os.environ[options.PROGRESS]).write_text(what, encoding="utf-8")
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -88,6 +99,7 @@ def judge(request: pytest.FixtureRequest) -> Callable[[Case, str], None]:
     run = request.config.stash[RUN]
 
     def judge_case(case: Case, dtype: str) -> None:
+        tell_progress(f"{case.id} at {dtype}")
         result = run.judge(case, dtype)
         status = run.status(result)
         request.node.user_properties.append((STATUS, status))
@@ -111,7 +123,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if run is None or not run.results:
         return
     session.config.stash[CLOSING] = run.finish()
-    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not run.partial:
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         only_ours = session.testsfailed == run.failures()
         session.exitstatus = int(not (run.passes() and only_ours))
 

@@ -82,8 +82,8 @@ class Scores:
 
     Full: ``logprobs`` ``[T, V]`` (nats, any float dtype), ``ids`` is None.
     Top-n: ``ids`` ``[T, n]`` int64 and ``logprobs`` ``[T, n]``.
-    The last row may be NaN where an engine scores prompts only: rows
-    ``0..T-2`` are required, a last row is judged when it is present.
+    An engine that scores prompts only leaves the last row out (``T-1`` rows); NaN in any
+    row that is there is wrong.
     """
 
     logprobs: Tensor

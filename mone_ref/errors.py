@@ -195,8 +195,9 @@ class Problem:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The problem as JSON-ready data, the code split in group and detail."""
-        return {**asdict(self), "code": str(self.code), "group": self.code.group}
+        """The problem as JSON-ready data, the code whole and split in group and detail."""
+        split = {"group": self.code.group, "detail": self.code.detail}
+        return {**asdict(self), "code": str(self.code), **split}
 
 
 class Rejected(Exception):

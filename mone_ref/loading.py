@@ -240,6 +240,8 @@ def update_problems(name: str, value: Tensor, place: Tensor | None) -> list[Prob
             code, Phase.UPDATE, show(name), found, expected, file="update", clause=clause
         )
 
+    if not isinstance(value, Tensor):
+        return [problem(Code.CONSTANT_DTYPE, type(value).__name__, "a tensor", "FMT-5")]
     if place is None:
         expected = "the name of a constant of this model"
         return [problem(Code.UPDATE_TARGET, "another name", expected, "UPD-1")]

@@ -245,10 +245,7 @@ class ScoresPromptsOnly(Honest):
 
     class session(Wrapped):
         def score(self, prompts: list[list[int]]) -> list[Scores]:
-            answers = self.inner.score(prompts)
-            for answer in answers:
-                answer.logprobs[-1] = torch.nan
-            return answers
+            return [Scores(answer.logprobs[:-1]) for answer in self.inner.score(prompts)]
 
 
 class ReturnsTop20(Honest):
@@ -370,6 +367,14 @@ class IgnoresUpdates(Honest):
 class Exits(Honest):
     def refused(self, error: Exception) -> Session:
         os._exit(0)
+
+
+class Dies(Honest):
+    """Ends the process below Python, with the exit code of success."""
+
+    def refused(self, error: Exception) -> Session:
+        ctypes.CDLL(None)._exit(0)
+        raise error
 
 
 class Sticks(Honest):

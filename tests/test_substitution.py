@@ -100,7 +100,7 @@ def test_a_non_finite_constant_reaches_only_the_tokens_that_route_to_it():
 
 
 def test_row_zero_that_overflows_stays_without_effect():
-    # Field case B12, R3: substituted routes become zero-weight routes to row 0.
+    # SEM-5: substituted routes become zero-weight routes to row 0.
     huge = torch.full((1, 2, 2), 1e30)
     weights = ExpertWeights(gate=huge, up=huge, down=huge.clone())
     kept, rows = torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.int64)

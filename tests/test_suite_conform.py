@@ -116,11 +116,21 @@ def test_nothing_to_judge_is_a_failure(tmp_path):
 # -- an engine that takes the process with it
 
 
-def test_a_process_that_exits_leaves_a_report_that_names_the_case(tmp_path):
-    done = conform(tmp_path, fake("Exits"), "--case=load/missing-*", "--report=r.jsonl")
+def test_a_process_that_dies_leaves_a_report_that_names_the_case_and_never_exit_code_0(tmp_path):
+    done = conform(tmp_path, fake("Dies"), "--case=load/missing-*", "--report=r.jsonl")
+    assert done.returncode == 1
     assert "verdict" not in done.stdout
+    assert "the process ended during load/missing-constant at float32 (exit code 0)" in done.stderr
     with pytest.raises(ReportError, match=r"process died during load/missing-constant at float32"):
         report.read(tmp_path / "r.jsonl")
+
+
+def test_a_call_of_os_exit_is_a_crash_and_the_run_goes_on(tmp_path):
+    selection = ("--case=load/missing-constant", "--case=outputs/olmoe-approx", "--dtype=float32")
+    done = conform(tmp_path, fake("Exits"), *selection, "--report=r.jsonl")
+    assert done.returncode == 1
+    told = {line["case"]: line["outcome"] for line in report.read(tmp_path / "r.jsonl").results}
+    assert told == {"load/missing-constant": "crashed", "outputs/olmoe-approx": "ok"}
 
 
 def test_a_call_stuck_outside_python_ends_with_its_stacks(tmp_path):

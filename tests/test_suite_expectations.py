@@ -69,7 +69,6 @@ def test_an_empty_file_declares_nothing():
         (entry(reason=""), "load/one: a deviation needs a reason"),
         (entry(reason="  "), "load/one: a deviation needs a reason"),
         (entry(outcome="ok"), "outcome 'ok' is no deviation"),
-        (entry(outcome="not-applicable"), "outcome 'not-applicable' is no deviation"),
         (entry(outcome="bad"), "outcome 'bad' is no deviation"),
         (entry(outcome=None), "outcome None is no deviation"),
         (entry(note="x"), "load/one: unknown key note"),

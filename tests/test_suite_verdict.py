@@ -74,11 +74,25 @@ def test_all_ok_is_conformant():
     concluded = conclude()
     assert concluded.word is Word.CONFORMANT
     assert concluded.coverage == Coverage(
-        total=6, judged=4, internal=0, without_case=2, unreached=0
+        total=6, judged=4, in_layers=0, without_case=2, unreached=0, silent=("PAR",)
     )
     assert str(concluded.coverage) == (
-        "judged 4 of 6 MUST clauses; 0 need layer access; 2 have no case in this release"
+        "judged 4 of 6 MUST clauses; 0 need layer access; 2 have no case in this release; "
+        "no whole-model case yet of PAR"
     )
+
+
+def test_a_clause_of_layer_cases_only_is_never_missing():
+    layer = replace(case("layer/ranks", "PAR-1"), kind=Kind.LAYER)
+    hidden = Result("layer/ranks", "float32", Outcome.NOT_APPLICABLE, "expected", "found")
+    concluded = verdict.conclude([*results(), hidden], [*CASES, layer], CLAUSES, False)
+    assert concluded.word is Word.CONFORMANT
+    assert (concluded.coverage.in_layers, concluded.coverage.without_case) == (1, 1)
+    assert concluded.coverage.silent == ("PAR",)
+    wrong = replace(hidden, outcome=Outcome.MISMATCH)
+    concluded = verdict.conclude([*results(), wrong], [*CASES, layer], CLAUSES, False)
+    assert concluded.word is Word.NOT_CONFORMANT
+    assert concluded.coverage.judged == 5
 
 
 @pytest.mark.parametrize("outcome", FAILING)
@@ -103,26 +117,13 @@ def test_a_must_group_that_nothing_judged_is_incomplete(outcome):
     assert concluded.missing == ("SEM",)
     assert str(concluded) == "INCOMPLETE (nothing judged of SEM)"
     assert str(concluded.coverage).endswith("2 were not reached on this engine")
+    assert concluded.coverage.unreached == 2
 
 
 def test_what_only_internal_clauses_lack_is_not_incomplete():
     concluded = conclude(must_rows="not-applicable")
     assert concluded.word is Word.CONFORMANT
-    assert concluded.coverage.internal == 1
-
-
-def test_what_only_single_layers_lack_is_not_incomplete():
-    layer = replace(case("must/ranks", "PAR-1"), kind=Kind.LAYER)
-    unasked = Result("must/ranks", "float32", Outcome.NOT_APPLICABLE, "", "")
-    concluded = verdict.conclude([*results(), unasked], (*CASES, layer), CLAUSES, False)
-    assert concluded.word is Word.CONFORMANT
-    assert concluded.coverage == Coverage(
-        total=6, judged=4, internal=1, without_case=1, unreached=0
-    )
-    judged = replace(unasked, outcome=Outcome.MISMATCH)
-    concluded = verdict.conclude([*results(), judged], (*CASES, layer), CLAUSES, False)
-    assert concluded.word is Word.NOT_CONFORMANT
-    assert concluded.coverage.judged == 5
+    assert concluded.coverage.in_layers == 1
 
 
 def test_incomplete_outweighs_advice_and_a_broken_must_outweighs_both():

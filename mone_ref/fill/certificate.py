@@ -54,7 +54,8 @@ def first_uncertified(exact: Tensor, runs: Sequence[Tensor], top_k: int) -> int:
     ``routing.py`` rise with the logits, so that the gap may be taken in logits.
     """
     error = torch.stack([(run - exact).abs().amax(dim=-1) for run in runs]).amax(dim=0)  # [L, T]
-    safe = selection_gap(exact, top_k) >= GAP_TO_ERROR * error  # [L, T]; False on NaN
+    gap = selection_gap(exact, top_k)  # [L, T]
+    safe = (gap >= GAP_TO_ERROR * error) & (gap > 0)  # [L, T]; False on NaN
     broken = torch.nonzero(~safe.all(dim=0))  # [N, 1]
     return int(broken[0]) if len(broken) else exact.shape[1]
 

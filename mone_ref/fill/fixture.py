@@ -95,17 +95,21 @@ def write(recipe: Recipe, directory: Path) -> None:
 
 def fill_pair(recipe: Recipe, parent: Path) -> list[Fixture]:
     """A fixture and its plain control; a control that is there already is kept."""
-    made = [fill(recipe, parent)]
-    if not recipe.is_plain and not (parent / recipe.control_name).exists():
-        made.append(fill(recipe.plain(), parent))
-    return made
+    control = parent / recipe.control_name
+    if recipe.is_plain:
+        return [fill(recipe, parent)]
+    if not control.exists():
+        return [fill(recipe.plain(), parent), fill(recipe, parent)]
+    if read(control).recipe != recipe.plain():
+        raise RecipeError(f"{control}: exists already, and is not the control of {recipe.name}")
+    return [fill(recipe, parent)]
 
 
 def differences(pinned: Fixture, again: Fixture) -> list[str]:
     """What a refilled fixture does not reproduce; empty when all is well.
 
     Recipe, config, weights and prompts compare byte for byte, goldens to 1e-12 of the
-    largest value, budgets to the room that the number rule leaves (SPEC, Numbers).
+    largest value, budgets as closely as kernels allow.
     """
     found = [
         f"{name}: bytes differ"
@@ -126,6 +130,10 @@ BUDGET_ROOM = 2.0
 are rounding noise of the kernels that ran; over four instruction sets the largest move
 measured is 1.9 (float32)."""
 
+TOKEN_ROOM = 9.0
+"""The same for a single token: the square of the rule's multiplier, since either fill may have
+met or missed an unlucky sum. The largest move measured is 2.9."""
+
 
 def number_differences(name: str, old: Tensor, new: Tensor) -> list[str]:
     """Compare one pinned tensor with its rebuilt twin."""
@@ -138,9 +146,11 @@ def number_differences(name: str, old: Tensor, new: Tensor) -> list[str]:
     if name.endswith(".logprobs"):
         error = float((old - new).abs().max() / old.abs().max())
         return [] if error <= GOLDEN_TOLERANCE else [f"golden {name}: off by {error:.1e} of max"]
+    moved = torch.maximum(old / new, new / old)
     change = float(old.median() / new.median())
-    ratio = max(change, 1 / change)
-    return [] if ratio <= BUDGET_ROOM else [f"golden {name}: budget off by a factor {ratio:.2f}"]
+    if max(change, 1 / change) <= BUDGET_ROOM and bool((moved <= TOKEN_ROOM).all()):
+        return []
+    return [f"golden {name}: budget off by a factor {float(moved.max()):.2f}"]
 
 
 def files(directory: Path) -> set[str]:

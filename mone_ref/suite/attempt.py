@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mone_ref.backend import Backend, LoadOptions, Scores, Session, capable
 from mone_ref.errors import Phase
-from mone_ref.suite.compare import form_fault, last_row_absent
+from mone_ref.suite.compare import form_fault
 from mone_ref.suite.guard import Failure, Guard
 
 METHODS = ("update", "reload", "expert_rows")
@@ -51,8 +51,7 @@ def finite_fault(scores: Scores) -> str:
     fault = form_fault(scores, len(scores.logprobs) if scores.logprobs.ndim else 0)
     if fault:
         return fault
-    rows = scores.logprobs[:-1] if last_row_absent(scores.logprobs) else scores.logprobs
-    return "" if rows.isfinite().all() else "the answer holds NaN or infinity"
+    return "" if scores.logprobs.isfinite().all() else "the answer holds NaN or infinity"
 
 
 @dataclass

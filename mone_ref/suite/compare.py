@@ -76,7 +76,7 @@ def form_fault(scores: Scores, tokens: int) -> str:
     logprobs = scores.logprobs
     if not isinstance(logprobs, Tensor) or not logprobs.is_floating_point():
         return f"the log-probabilities are no float tensor but {kind(logprobs)}"
-    if logprobs.ndim != 2 or logprobs.shape[0] != tokens:
+    if logprobs.ndim != 2 or logprobs.shape[0] not in (tokens - 1, tokens):
         return f"shape {list(logprobs.shape)}, expected {tokens} rows of log-probabilities"
     if logprobs.numel() == 0:
         return f"shape {list(logprobs.shape)}: nothing to compare"
@@ -92,11 +92,6 @@ def form_fault(scores: Scores, tokens: int) -> str:
 def kind(value: object) -> str:
     """A type for a message: the dtype of a tensor, else the class name."""
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-
-
-def last_row_absent(found: Tensor) -> bool:
-    """Whether the last row says "not computed": engines may score prompts only."""
-    return bool(found[-1].isnan().all())
 
 
 def value_fault(found: Tensor, expected: Tensor) -> str:
@@ -117,9 +112,8 @@ def value_fault(found: Tensor, expected: Tensor) -> str:
 def full(found: Tensor, prompt: GoldenPrompt, compute: str) -> Comparison:
     """Judge log-probabilities of the whole vocabulary, ``[T, V]``."""
     budget = prompt.budgets[compute]
-    expected, token_budget = prompt.logprobs, budget.token  # [T, V], [T]
-    if found.shape == expected.shape and last_row_absent(found):
-        found, expected, token_budget = found[:-1], expected[:-1], token_budget[:-1]
+    # An engine that scores prompts only has no last row.
+    expected, token_budget = prompt.logprobs[: len(found)], budget.token[: len(found)]
     fault = value_fault(found, expected)
     if fault:
         return Comparison(fault)
@@ -136,16 +130,13 @@ def top_n(found: Tensor, ids: Tensor, prompt: GoldenPrompt, compute: str) -> Com
     likelier than the least likely returned one must be there. All ids of a small
     vocabulary are judged like a full answer.
     """
-    expected = prompt.logprobs  # [T, V]
+    expected = prompt.logprobs[: len(found)]  # [T, V]
     maximum = prompt.budgets[compute].maximum
-    if last_row_absent(found):
-        found, ids, expected = found[:-1], ids[:-1], expected[:-1]
     fault = ids_fault(ids, expected.shape[1])
     if fault:
         return Comparison(fault)
     if ids.shape == expected.shape:
-        whole = torch.full_like(prompt.logprobs, torch.nan)
-        whole[: len(ids)] = torch.empty_like(expected).scatter_(1, ids, found)  # [T, V]
+        whole = torch.empty_like(expected).scatter_(1, ids, found)  # [T, V]
         return full(whole, prompt, compute)
     chosen = expected.gather(1, ids)  # [T, n]
     fault = value_fault(found, chosen) or missing_id(found, ids, expected, MULTIPLIER * maximum)

@@ -23,7 +23,8 @@ from mone_ref.suite.outcomes import Outcome, Result
 FIELDS = {"id", "outcome", "reason", "link", "when"}
 CONDITIONS = {"version", "device", "dtype"}
 UNDECLARED = (Outcome.OK, Outcome.NOT_APPLICABLE)
-"""Outcomes that need no declaration, and may not have one."""
+"""Outcomes that need no declaration. That a case is not applicable may be declared, and has
+to be where a whole group of MUST clauses is left unjudged by it."""
 
 
 class ExpectationError(ValueError):
@@ -101,7 +102,7 @@ def _deviation(entry: Mapping[str, Any], case_ids: Collection[str]) -> Deviation
         raise ExpectationError(f"{name}: every value is a text")
     if name not in case_ids:
         raise ExpectationError(f"{name}: no such case")
-    if entry.get("outcome") not in set(Outcome) - set(UNDECLARED):
+    if entry.get("outcome") not in set(Outcome) - {Outcome.OK}:
         raise ExpectationError(f"{name}: outcome {entry.get('outcome')!r} is no deviation")
     if not entry.get("reason", "").strip():
         raise ExpectationError(f"{name}: a deviation needs a reason")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
+from unittest import mock
 
 from mone_ref.backend import Refused
 from mone_ref.errors import Phase, Rejected
@@ -82,7 +83,7 @@ class Guard:
         alarm = Alarm(self.limit, self._stderr)
         interrupts = Interrupts()
         try:
-            with interrupts.watch(), capture.output(captured), alarm.set():
+            with interrupts.watch(), capture.output(captured), alarm.set(), no_exit():
                 value = function()
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupts.pressed:
@@ -123,6 +124,24 @@ def out_of_memory(error: BaseException, told: str, text: str) -> bool:
         or bool(MEMORY.search(told))
         or bool(MEMORY_CLASS.search(f"{told}\n{text}"))
     )
+
+
+class ProcessExit(BaseException):
+    """An engine called ``os._exit``, which would have ended the run without a word."""
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """Turn ``os._exit`` in this process into ``ProcessExit``; forked children may use it."""
+    here, leave = os.getpid(), os._exit
+
+    def stop(status: int) -> None:
+        if os.getpid() != here:
+            leave(status)
+        raise ProcessExit(f"os._exit({status})")
+
+    with mock.patch.object(os, "_exit", stop):
+        yield
 
 
 class Alarm:

@@ -50,6 +50,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+PROGRESS = "MONE_REF_PROGRESS"
+"""Environment variable: the file in which a run names the case it is at, then ``DONE``."""
+DONE = "done"
+
+
 class OptionError(ValueError):
     """An option with a value that cannot be used."""
 

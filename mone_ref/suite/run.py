@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
+from mone_ref.fill import pins
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import errormap, expectations, options, report, spec, text, verdict
 from mone_ref.suite.bench import Options
@@ -69,6 +70,11 @@ class Run:
     def __post_init__(self) -> None:
         """Read every file before the first case, so that a bad one costs no engine time."""
         check_places(self.settings)
+        altered = pins.differences(self.root / "fixtures")
+        if altered:
+            raise OptionError(f"fixtures are not as they were pinned: {altered[0]}")
+        if not self.settings.call_limit > 0:
+            raise OptionError(f"--call-limit {self.settings.call_limit:g}: expected seconds over 0")
         self.info = described(self.backend)
         self.clauses = spec.load(self.root)
         self.cases = case_files.load(self.root)
@@ -173,12 +179,30 @@ class Run:
         return verdict.conclude(self.results, self.cases, self.clauses, self.partial)
 
     def passes(self) -> bool:
-        """Whether a whole run leaves exit code 0: by its verdict, or by its declarations."""
-        agreement = self.agreement()
-        if agreement is not None:
-            return not agreement.problems
-        word = self.verdict().word
-        return word is not None and word.good
+        """Whether the run leaves exit code 0: by its verdict, or by its declarations.
+
+        A partial run has no verdict; it passes when something was judged, nothing failed
+        and nothing but inapplicable cases stayed undecided.
+        """
+        if self.partial:
+            return self._partly_passes()
+        concluded, agreement = self.verdict(), self.agreement()
+        if agreement is None:
+            return concluded.word is not None and concluded.word.good
+        return not agreement.problems and set(concluded.missing) <= self._declared_groups(agreement)
+
+    def _partly_passes(self) -> bool:
+        told = [(self.status(result), result.outcome) for result in self.results]
+        undecided = {outcome for status, outcome in told if status == "undecided"}
+        judged = any(status != "undecided" for status, _ in told)
+        failed = any(status == "failed" for status, _ in told)
+        return judged and not failed and undecided <= {Outcome.NOT_APPLICABLE}
+
+    def _declared_groups(self, agreement: Agreement) -> set[str]:
+        """Clause groups of cases that the expectation file names."""
+        named = {case for case, _ in agreement.declared}
+        cited = {name for case in self.cases if case.id in named for name in case.clauses}
+        return {clause.group for clause in self.clauses if clause.id in cited}
 
     def finish(self) -> list[str]:
         """Close the engine, write what was asked for, and return the closing lines."""

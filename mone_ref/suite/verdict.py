@@ -30,22 +30,26 @@ class Word(StrEnum):
 class Coverage:
     """MUST clauses by what became of them; the four others add up to ``total``.
 
-    ``internal`` only have cases for engines that show their steps, ``without_case`` have no
-    case in this suite, ``unreached`` have cases that this engine did not get far enough for.
+    ``in_layers`` have cases for engines that show their layers only, ``without_case`` have
+    no case in this suite, ``unreached`` have cases that this engine did not get far enough
+    for. ``silent`` are clause groups without any case for a whole model.
     """
 
     total: int
     judged: int
-    internal: int
+    in_layers: int
     without_case: int
     unreached: int
+    silent: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = [
             f"judged {self.judged} of {self.total} MUST clauses",
-            f"{self.internal} need layer access",
+            f"{self.in_layers} need layer access",
             f"{self.without_case} have no case in this release",
         ]
+        if self.silent:
+            parts.append(f"no whole-model case yet of {', '.join(self.silent)}")
         if self.unreached:
             parts.append(f"{self.unreached} were not reached on this engine")
         return "; ".join(parts)
@@ -113,28 +117,34 @@ def must(clauses: Sequence[Clause], visibility: Visibility) -> set[str]:
 def unjudged_groups(
     judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Clause]
 ) -> tuple[str, ...]:
-    """Groups whose observable MUST clauses have cases on whole models, none of them judged."""
+    """Groups whose observable MUST clauses have whole-model cases, with none of them judged."""
     observable = must(clauses, Visibility.OBSERVABLE)
-    cited = {name for case in cases if case.kind is not Kind.LAYER for name in case.clauses}
-    cited &= observable
+    cited = whole_model(cases) & observable
     groups = dict.fromkeys(clause.group for clause in clauses if clause.id in cited)
     reached = {clause.group for clause in clauses if clause.id in judged & observable}
     return tuple(group for group in groups if group not in reached)
 
 
+def whole_model(cases: Iterable[Case]) -> set[str]:
+    """Clauses that are judged on every engine, not only on those that show their layers."""
+    return {name for case in cases if case.kind is not Kind.LAYER for name in case.clauses}
+
+
 def coverage(judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Clause]) -> Coverage:
     """Every MUST clause in exactly one of four heaps."""
     observable = must(clauses, Visibility.OBSERVABLE)
-    internal = must(clauses, Visibility.INTERNAL)
+    every = observable | must(clauses, Visibility.INTERNAL)
     cited = {name for case in cases for name in case.clauses}
-    on_models = {name for case in cases if case.kind is not Kind.LAYER for name in case.clauses}
-    inside = cited & (internal | (observable - on_models))
+    reachable = whole_model(cases) & observable
+    spoken = {clause.group for clause in clauses if clause.id in reachable}
+    groups = dict.fromkeys(clause.group for clause in clauses if clause.id in observable)
     return Coverage(
-        total=len(observable | internal),
-        judged=len((observable | internal) & judged),
-        internal=len(inside - judged),
-        without_case=len((observable | internal) - judged - cited),
-        unreached=len((observable & cited) - inside - judged),
+        total=len(every),
+        judged=len(every & judged),
+        in_layers=len((every & cited) - reachable - judged),
+        without_case=len(every - judged - cited),
+        unreached=len(reachable - judged),
+        silent=tuple(group for group in groups if group not in spoken),
     )
 
 
