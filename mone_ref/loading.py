@@ -52,7 +52,8 @@ class Model:
     def logits(self, prompt: Sequence[int], record: Record = decoder.ignore) -> Tensor:
         """Logits ``[T, V]`` of one prompt. Raises ``ValueError`` on an empty or foreign prompt."""
         vocab = self.config.model.vocab_size
-        if not prompt or not all(0 <= token < vocab for token in prompt):
+        whole = all(type(token) is int and 0 <= token < vocab for token in prompt)
+        if not prompt or not whole:
             raise ValueError(f"a prompt needs token ids in [0, {vocab}), got {show(list(prompt))}")
         ids = torch.tensor(prompt, dtype=torch.int64)  # [T]
         with torch.inference_mode(), exact_products():
@@ -240,7 +241,7 @@ def update_problems(name: str, value: Tensor, place: Tensor | None) -> list[Prob
             code, Phase.UPDATE, show(name), found, expected, file="update", clause=clause
         )
 
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or value.is_meta:
         return [problem(Code.CONSTANT_DTYPE, type(value).__name__, "a tensor", "FMT-5")]
     if place is None:
         expected = "the name of a constant of this model"

@@ -44,13 +44,20 @@ def after(checkpoint, *edits):
             assert file.metadata() == {"format": "pt", "by": "hand"}
         text = (copy / "config.json").read_text()
     assert not copy.exists()
-    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
+    assert files(checkpoint) == before
     return tensors, text
 
 
-def test_no_edit_means_the_original_itself(checkpoint):
+def test_an_engine_that_writes_into_its_checkpoint_writes_into_a_copy(checkpoint):
+    def files(place):
+        return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+
+    before = files(checkpoint)
     with edited(checkpoint, ()) as directory:
-        assert directory == checkpoint
+        assert files(directory) == before
+        (directory / "cache.bin").write_bytes(b"x")
+        (directory / "config.json").write_text("{}")
+    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
 
 
 def test_remove_tensor(checkpoint):

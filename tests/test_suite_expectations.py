@@ -64,7 +64,7 @@ def test_an_empty_file_declares_nothing():
     ("text", "fault"),
     [
         (entry(id="load/four"), "load/four: no such case"),
-        (entry(id=None), "None: no such case"),
+        (entry(id=None), "needs an id"),
         (entry(reason=None), "load/one: a deviation needs a reason"),
         (entry(reason=""), "load/one: a deviation needs a reason"),
         (entry(reason="  "), "load/one: a deviation needs a reason"),

@@ -39,6 +39,8 @@ NOTHING_BUT_ROWS = {
     RELOAD_KEEPS: "void",
 }
 
+NO_NUMBERS = {**NOTHING_BUT_ROWS, **dict.fromkeys((CONTROL, OUTPUT, UPDATE), "mismatch")}
+
 # Engine -> outcomes other than ok, and the verdict on these cases as if they were the suite.
 EXPECTED: dict[type[Backend], tuple[dict[str, str], Word]] = {
     fakes.Honest: ({}, Word.CONFORMANT),
@@ -81,35 +83,38 @@ EXPECTED: dict[type[Backend], tuple[dict[str, str], Word]] = {
     fakes.Hangs: ({MISSING: "timeout", LORA: "timeout"}, Word.NOT_CONFORMANT),
     fakes.SwallowsTheAlarm: ({MISSING: "timeout", LORA: "timeout"}, Word.NOT_CONFORMANT),
     # about answers
-    fakes.AnswersNaN: ({**NOTHING_BUT_ROWS, CONTROL: "mismatch"}, Word.INCOMPLETE),
-    fakes.AnswersOneNumber: ({**NOTHING_BUT_ROWS, CONTROL: "mismatch"}, Word.INCOMPLETE),
+    fakes.AnswersNaN: (NO_NUMBERS, Word.NOT_CONFORMANT),
+    fakes.AnswersOneNumber: (NO_NUMBERS, Word.NOT_CONFORMANT),
     fakes.AnswersNothing: (
-        {**NOTHING_BUT_ROWS, CONTROL: "errored", ROWS: "errored"},
+        {
+            **NOTHING_BUT_ROWS,
+            **dict.fromkeys((CONTROL, OUTPUT, ROWS, UPDATE), "errored"),
+        },
         Word.NOT_CONFORMANT,
     ),
     fakes.LosesTheVocabulary: (
-        {CONTROL: "mismatch", OUTPUT: "not-judged", UPDATE: "not-judged"},
-        Word.INCOMPLETE,
+        dict.fromkeys((CONTROL, OUTPUT, UPDATE), "mismatch"),
+        Word.NOT_CONFORMANT,
     ),
     fakes.AnswersForOneToken: (
-        {CONTROL: "mismatch", OUTPUT: "not-judged", UPDATE: "not-judged"},
-        Word.INCOMPLETE,
+        dict.fromkeys((CONTROL, OUTPUT, UPDATE), "mismatch"),
+        Word.NOT_CONFORMANT,
     ),
     fakes.SwapsTokens: (
         {CONTROL: "mismatch", OUTPUT: "not-judged", UPDATE: "not-judged"},
         Word.INCOMPLETE,
     ),
     fakes.SwapsPrompts: (
-        {CONTROL: "mismatch", OUTPUT: "not-judged", UPDATE: "not-judged"},
-        Word.INCOMPLETE,
+        dict.fromkeys((CONTROL, OUTPUT, UPDATE), "mismatch"),
+        Word.NOT_CONFORMANT,
     ),
     # about sessions
     fakes.CannotLetGo: (
         {
             CONTROL: "errored",
-            OUTPUT: "not-judged",
+            OUTPUT: "errored",
             ROWS: "errored",
-            UPDATE: "not-judged",
+            UPDATE: "errored",
             BAD_UPDATE: "errored",
             RELOAD: "errored",
             RELOAD_KEEPS: "errored",

@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     ours = [f"--rootdir={conformance}", f"--config-file={conformance / 'pytest.ini'}"]
-    command = [sys.executable, "-m", "pytest", *ours, str(conformance), *arguments]
+    command = [sys.executable, "-m", "pytest", *ours, str(conformance), *joined(arguments)]
     with tempfile.TemporaryDirectory() as scratch:
         progress = Path(scratch, "progress")
         code = supervised(command, os.environ | {options.PROGRESS: str(progress)})
@@ -64,6 +64,19 @@ def run(arguments: list[str]) -> int:
         print(f"error: the process ended during {last} (exit code {code})", file=sys.stderr)
         return code or 1
     return code
+
+
+def joined(arguments: list[str]) -> list[str]:
+    """Options of the suite as ``--flag=value``.
+
+    pytest looks for configuration beside every separate word that is an existing path,
+    before it knows that the word is the value of an option.
+    """
+    words, left = [], iter(arguments)
+    for word in left:
+        value = next(left, None) if word in options.OPTIONS else None
+        words.append(word if value is None else f"{word}={value}")
+    return words
 
 
 def supervised(command: list[str], environment: dict[str, str]) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,13 @@ class Bench:
                 self._attempts[key] = self.engine.attempt(directory, prompts, options)
         return self._attempts[key]
 
-    def open(
-        self, fixture: str, asked: Sequence[str], dtype: str
-    ) -> AbstractContextManager[Opened]:
+    @contextmanager
+    def open(self, fixture: str, asked: Sequence[str], dtype: str) -> Iterator[Opened]:
         """A session of its own, to be asked the prompts of the fixtures ``asked``."""
         options = self._load_options(asked, dtype, frozenset())
-        return self.engine.open(self.checkpoint(fixture), options)
+        with edited(self.checkpoint(fixture), ()) as directory:
+            with self.engine.open(directory, options) as opened:
+                yield opened
 
     def _load_options(
         self, fixtures: Sequence[str], dtype: str, features: frozenset[str]
@@ -113,9 +114,14 @@ class Bench:
         return judge.closed(self.judge_answers(given, fixture, dtype), attempt.closing)
 
     def control_differs(self, case: Case, dtype: str) -> Judgement | None:
-        """Not judged, when the engine reads the base model differently (GEN-3)."""
+        """Not judged, when the engine refuses the base model or reads it differently (GEN-3).
+
+        Only numbers are a reading: an engine that answers NaN, fails or never answers is
+        judged on the case itself.
+        """
         control = self.judge_attempt(self.attempt(case.control, dtype), case.control, dtype)
-        if control.outcome is Outcome.OK:
+        read = control.outcome is Outcome.MISMATCH and control.numbers is not None
+        if not read and control.outcome is not Outcome.WRONGLY_REFUSED:
             return None
         found = f"base model differs: {case.control}: {control.outcome}: {control.found}"
         return Judgement(Outcome.NOT_JUDGED, found, evidence=control.evidence)

@@ -353,10 +353,7 @@ def apply(directory: Path, edits: Sequence[Edit]) -> None:
 
 @contextmanager
 def edited(directory: Path, edits: Sequence[Edit]) -> Iterator[Path]:
-    """A checkpoint with edits applied to a temporary copy; the original without any."""
-    if not edits:
-        yield directory
-        return
+    """A temporary copy of a checkpoint, edited: whoever gets it may write into it."""
     with tempfile.TemporaryDirectory(prefix="mone-ref-case-") as temporary:
         copy = Path(temporary) / "checkpoint"
         shutil.copytree(directory, copy)

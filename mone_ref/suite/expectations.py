@@ -50,13 +50,18 @@ class Deviation:
         return not self.version or matches(info.version, self.version)
 
 
-def matches(version: str, wanted: str) -> bool:
-    """Whether a version satisfies ``0.33.*``, ``>=0.33,<0.34`` or just ``0.33.0``."""
-    specifier = wanted if wanted[:1] in "<>=!~" else f"=={wanted}"
+def specifiers(wanted: str) -> SpecifierSet:
+    """A condition on versions. Raises ``ExpectationError``."""
     try:
-        return SpecifierSet(specifier).contains(Version(version), prereleases=True)
+        return SpecifierSet(wanted if wanted[:1] in "<>=!~" else f"=={wanted}")
     except InvalidSpecifier:
         raise ExpectationError(f"when.version {wanted!r} is no version specifier") from None
+
+
+def matches(version: str, wanted: str) -> bool:
+    """Whether a version satisfies ``0.33.*``, ``>=0.33,<0.34`` or just ``0.33.0``."""
+    try:
+        return specifiers(wanted).contains(Version(version), prereleases=True)
     except InvalidVersion:
         raise ExpectationError(
             f"when.version cannot be decided: the engine's version {version!r} is none"
@@ -91,7 +96,9 @@ def parse(document: Mapping[str, Any], case_ids: Collection[str]) -> tuple[Devia
 
 
 def _deviation(entry: Mapping[str, Any], case_ids: Collection[str]) -> Deviation:
-    name, when = entry.get("id"), entry.get("when", {})
+    if not isinstance(entry, dict) or "id" not in entry:
+        raise ExpectationError("every [[deviation]] needs an id")
+    name, when = entry["id"], entry.get("when", {})
     if not isinstance(when, dict):
         raise ExpectationError(f"{name}: when is a table of version, device, dtype")
     unknown = sorted(set(entry) - FIELDS) + sorted(set(when) - CONDITIONS)
@@ -106,6 +113,8 @@ def _deviation(entry: Mapping[str, Any], case_ids: Collection[str]) -> Deviation
         raise ExpectationError(f"{name}: outcome {entry.get('outcome')!r} is no deviation")
     if not entry.get("reason", "").strip():
         raise ExpectationError(f"{name}: a deviation needs a reason")
+    if when.get("version"):
+        specifiers(when["version"])
     outcome = Outcome(entry["outcome"])
     return Deviation(entry["id"], outcome, entry["reason"], entry.get("link", ""), **when)
 

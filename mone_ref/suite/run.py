@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from mone_ref.suite.spec import Level
 from mone_ref.suite.verdict import Verdict
 
 DTYPES = ("float32", "bfloat16", "float16")
+LONGEST_CALL = 86400
 FAILING = {Level.MUST: "failed", Level.SHOULD: "advice", Level.MAY: "differs"}
 """What a failed case means, by its level: only MUST decides against an engine."""
 
@@ -73,8 +75,9 @@ class Run:
         altered = pins.differences(self.root / "fixtures")
         if altered:
             raise OptionError(f"fixtures are not as they were pinned: {altered[0]}")
-        if not self.settings.call_limit > 0:
-            raise OptionError(f"--call-limit {self.settings.call_limit:g}: expected seconds over 0")
+        limit = self.settings.call_limit
+        if not 0 < limit <= LONGEST_CALL:
+            raise OptionError(f"--call-limit {limit:g}: expected seconds in (0, {LONGEST_CALL}]")
         self.info = described(self.backend)
         self.clauses = spec.load(self.root)
         self.cases = case_files.load(self.root)
@@ -92,6 +95,8 @@ class Run:
         path = self.settings.expectations or existing(directory / "expectations" / name)
         ids = {case.id for case in self.cases}
         self.deviations = expectations.load(path, ids) if path else None
+        for deviation in self.deviations or ():
+            deviation.applies(self.info)  # a condition that cannot be decided is told now
         self.harness = Harness(self.backend, self.info, self.root, self._options())
         self.began = time.monotonic()
         self._writer: report.Writer | None = None
@@ -195,7 +200,7 @@ class Run:
         told = [(self.status(result), result.outcome) for result in self.results]
         undecided = {outcome for status, outcome in told if status == "undecided"}
         judged = any(status != "undecided" for status, _ in told)
-        failed = any(status == "failed" for status, _ in told)
+        failed = any(status in ("failed", "differs") for status, _ in told)
         return judged and not failed and undecided <= {Outcome.NOT_APPLICABLE}
 
     def _declared_groups(self, agreement: Agreement) -> set[str]:
@@ -239,10 +244,17 @@ def existing(path: Path) -> Path | None:
 
 
 def check_places(settings: Settings) -> None:
-    """Files can only be written where there is a directory. Raises ``OptionError``."""
+    """Every file of the run must be one that can be written. Raises ``OptionError``."""
     for path in (settings.report, settings.markdown, settings.write_expectations):
-        if path is not None and not path.parent.is_dir():
+        if path is None:
+            continue
+        if not path.parent.is_dir():
             raise OptionError(f"{path}: there is no such directory")
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{path}: not a regular file")
+        place = path if path.exists() else path.parent
+        if not os.access(place, os.W_OK):
+            raise OptionError(f"{path}: cannot be written")
 
 
 def described(backend: Backend) -> BackendInfo:

@@ -13,7 +13,7 @@ from mone_ref.backend import BackendInfo
 from mone_ref.suite.cases import Case
 from mone_ref.suite.compare import MULTIPLIER, Numbers
 from mone_ref.suite.expectations import Agreement, Deviation
-from mone_ref.suite.outcomes import Outcome, Result
+from mone_ref.suite.outcomes import UNDECIDED, Outcome, Result
 from mone_ref.suite.spec import Clause
 from mone_ref.suite.verdict import Verdict, counts
 
@@ -96,6 +96,7 @@ def conclusion(
         yield "error map    declares itself unreliable: codes of refusals may be wrong"
     yield "outcomes     " + ", ".join(f"{n} {name}" for name, n in counts(results).items())
     yield from (f"unasked      {count} x {why}" for why, count in unasked(results))
+    yield from (f"undecided    {count} x {why}" for why, count in undecided(results))
     yield f"slowest      {slowest(results)}"
     if agreement is not None:
         yield from declarations(agreement)
@@ -107,6 +108,12 @@ def unasked(results: Iterable[Result]) -> list[tuple[str, int]]:
     """Why cases were not applicable, and how many, the commonest reason first."""
     reasons = (result.found for result in results if result.outcome is Outcome.NOT_APPLICABLE)
     return Counter(reasons).most_common()
+
+
+def undecided(results: Iterable[Result]) -> list[tuple[str, int]]:
+    """Why cases that were asked could not be judged, the commonest reason first."""
+    asked = (result for result in results if result.outcome in UNDECIDED - {Outcome.NOT_APPLICABLE})
+    return Counter(f"{result.outcome}: {result.found}" for result in asked).most_common()
 
 
 def slowest(results: Sequence[Result], limit: int = 3) -> str:
