@@ -35,9 +35,13 @@ def checkpoint(tmp_path):
     return directory
 
 
+def files(place):
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+
+
 def after(checkpoint, *edits):
     """Tensors and config text after edits; the original must stay as it was."""
-    before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    before = files(checkpoint)
     with edited(checkpoint, edits) as copy:
         tensors = load_file(copy / "model.safetensors")
         with safe_open(copy / "model.safetensors", framework="pt") as file:
@@ -49,15 +53,12 @@ def after(checkpoint, *edits):
 
 
 def test_an_engine_that_writes_into_its_checkpoint_writes_into_a_copy(checkpoint):
-    def files(place):
-        return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
-
     before = files(checkpoint)
     with edited(checkpoint, ()) as directory:
         assert files(directory) == before
         (directory / "cache.bin").write_bytes(b"x")
         (directory / "config.json").write_text("{}")
-    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
+    assert files(checkpoint) == before
 
 
 def test_remove_tensor(checkpoint):
