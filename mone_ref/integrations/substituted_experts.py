@@ -86,7 +86,7 @@ class SubstitutedExperts(Base):
         places = places.masked_fill(places == none, 0)
         total = torch.zeros(len(ids), self.constants.shape[1], dtype=wide, device=ids.device)
         for slot in range(ids.shape[1]):
-            values = self.constants[places[:, slot]].to(wide)  # [T, H]
+            values = self.constants[places[:, slot]]  # [T, H]
             total = total + paid[:, slot, None] * values
         return total
 
