@@ -17,7 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mone_ref.backend import Backend, BackendInfo, LoadOptions, Refused, Scores, Session
+from mone_ref.backend import (
+    Backend,
+    BackendInfo,
+    LayerSession,
+    LayerSpec,
+    LoadOptions,
+    Refused,
+    Scores,
+    Session,
+)
 from mone_ref.backends.reference import ReferenceBackend
 from mone_ref.errors import Code, Phase, Rejected
 
@@ -62,6 +71,9 @@ class Honest(Backend):
             return self.session(self.reference.load(checkpoint, options))
         except (Rejected, Refused) as error:
             return self.refused(error)
+
+    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
+        return self.reference.build_layer(layer, tensors)
 
     def refused(self, error: Exception) -> Session:
         raise error
