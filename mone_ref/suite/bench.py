@@ -83,9 +83,11 @@ class Bench:
     def open(self, fixture: str, asked: Sequence[str], dtype: str) -> Iterator[Opened]:
         """A session of its own, to be asked the prompts of the fixtures ``asked``."""
         options = self._load_options(asked, dtype, frozenset())
-        with edited(self.checkpoint(fixture), ()) as directory:
-            with self.engine.open(directory, options) as opened:
-                yield opened
+        with (
+            edited(self.checkpoint(fixture), ()) as directory,
+            self.engine.open(directory, options) as opened,
+        ):
+            yield opened
 
     def _load_options(
         self, fixtures: Sequence[str], dtype: str, features: frozenset[str]
