@@ -72,11 +72,14 @@ def product(x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
     Inputs are rounded to the dtype of the weights first, as a matrix unit does; the
     result is rounded to it too, unless ``between`` is wider.
     """
-    x = x.to(weight.dtype)
-    if precision.tf32:
-        x, weight = round_to_tf32(x), round_to_tf32(weight)
+    x, weight = operand(x.to(weight.dtype), precision), operand(weight, precision)
     exact = torch.promote_types(weight.dtype, precision.between)
     return (x.to(exact) @ weight.to(exact).T).to(precision.between)
+
+
+def operand(x: Tensor, precision: Precision) -> Tensor:
+    """An input of a matrix product as the matrix unit sees it."""
+    return round_to_tf32(x) if precision.tf32 else x
 
 
 def round_to_tf32(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -100,9 +100,14 @@ def fill_pair(recipe: Recipe, parent: Path) -> list[Fixture]:
         return [fill(recipe, parent)]
     if not control.exists():
         return [fill(recipe.plain(), parent), fill(recipe, parent)]
-    if read(control).recipe != recipe.plain():
+    if same_model(read(control).recipe) != same_model(recipe.plain()):
         raise RecipeError(f"{control}: exists already, and is not the control of {recipe.name}")
     return [fill(recipe, parent)]
+
+
+def same_model(recipe: Recipe) -> Recipe:
+    """A recipe without what only says how it is asked."""
+    return replace(recipe, prompts=[], compute_types=[])
 
 
 def differences(pinned: Fixture, again: Fixture) -> list[str]:

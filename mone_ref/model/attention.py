@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mone_ref.config import ModelConfig
-from mone_ref.precision import Precision, product
+from mone_ref.precision import Precision, operand, product
 
 
 @dataclass
@@ -92,8 +92,9 @@ def causal_mix(q: Tensor, k: Tensor, v: Tensor, precision: Precision) -> Tensor:
     heads, tokens, head_dim = q.shape
     k = k.repeat_interleave(heads // len(k), dim=0)  # [heads, T, D]
     v = v.repeat_interleave(heads // len(v), dim=0)  # [heads, T, D]
-    scores = (q @ k.transpose(1, 2)).to(precision.wide) * head_dim**-0.5  # [heads, T, T]
+    raw = operand(q, precision) @ operand(k, precision).transpose(1, 2)  # [heads, T, T]
+    scores = raw.to(precision.wide) * head_dim**-0.5  # [heads, T, T]
     future = torch.ones(tokens, tokens, dtype=torch.bool).triu(diagonal=1)  # [T, T]
     share = scores.masked_fill(future, -torch.inf).softmax(dim=-1)  # [heads, T, T]
-    mixed: Tensor = share.to(v.dtype) @ v  # [heads, T, D]
+    mixed: Tensor = operand(share.to(v.dtype), precision) @ operand(v, precision)  # [heads, T, D]
     return mixed.transpose(0, 1).reshape(tokens, -1)  # [T, heads * D]
