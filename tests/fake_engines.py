@@ -275,7 +275,7 @@ class ReusesItsBuffer(Honest):
     class session(Wrapped):
         def __init__(self, inner: Session) -> None:
             super().__init__(inner)
-            self.buffer = torch.empty(64, 128)
+            self.buffer = torch.empty(128, 128)
 
         def score(self, prompts: list[list[int]]) -> list[Scores]:
             answers, start = [], 0

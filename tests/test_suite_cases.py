@@ -59,7 +59,7 @@ def test_texts_say_what_is_so(case):
 
 
 def test_every_fault_is_some_cases_to_kill():
-    assert {fault for case in CASES for fault in case.kills} == set(FAULTS)
+    assert {flaw for case in CASES for flaw in case.kills} == set(FAULTS)
 
 
 def test_clauses_cited_together_weigh_the_same():
@@ -162,7 +162,7 @@ def test_dtypes_of_a_case(dtypes, offered, expected, root):
 
 
 @pytest.mark.parametrize(
-    ("find", "replace", "fault"),
+    ("find", "replace", "flaw"),
     [
         ("id: load/good", "id: load/other", r"\$\.id: load/other is not the path"),
         ("id: load/good", "id: Load/Good", r"\$\.id: "),
@@ -187,15 +187,15 @@ def test_dtypes_of_a_case(dtypes, offered, expected, root):
         ("phase: load}", "phase: load}, then: unchanged", r"\$\.expect"),
     ],
 )
-def test_a_broken_case_is_one_error_with_file_and_place(find, replace, fault, root):
+def test_a_broken_case_is_one_error_with_file_and_place(find, replace, flaw, root):
     assert find in GOOD
     put(root, "load/good.yaml", GOOD.replace(find, replace))
-    with pytest.raises(CaseError, match=rf"load/good\.yaml.*{fault}|{fault}.*load/good\.yaml"):
+    with pytest.raises(CaseError, match=rf"load/good\.yaml.*{flaw}|{flaw}.*load/good\.yaml"):
         cases.load(root)
 
 
 @pytest.mark.parametrize(
-    ("kind", "addition", "fault"),
+    ("kind", "addition", "flaw"),
     [
         ("output", "twin: tiny", "a case of this kind has no twin"),
         ("output", "features: [lora]", "a case of this kind has no features"),
@@ -207,9 +207,9 @@ def test_a_broken_case_is_one_error_with_file_and_place(find, replace, fault, ro
         ("update", "requires: [update]\nchange: {from: huge}", "no such fixture: huge"),
     ],
 )
-def test_each_kind_has_its_own_keys(kind, addition, fault, root):
+def test_each_kind_has_its_own_keys(kind, addition, flaw, root):
     put(root, "outputs/tiny.yaml", f"{OUTPUT.replace('kind: output', f'kind: {kind}')}{addition}\n")
-    with pytest.raises(CaseError, match=rf"outputs/tiny\.yaml: .*{fault}"):
+    with pytest.raises(CaseError, match=rf"outputs/tiny\.yaml: .*{flaw}"):
         cases.load(root)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from mone_ref.backend import Scores
 from mone_ref.suite import golden
-from mone_ref.suite.compare import MULTIPLIER, change_fault, compare
+from mone_ref.suite.compare import MULTIPLIER, change_flaw, compare
 from mone_ref.suite.golden import Budget, GoldenError, GoldenPrompt
 
 TOKENS, VOCABULARY = 64, 12
@@ -41,7 +41,7 @@ def exact() -> torch.Tensor:
 
 def test_the_golden_itself_passes_with_error_zero():
     comparison = judged(exact())
-    assert comparison.fault == ""
+    assert comparison.flaw == ""
     assert comparison.numbers.token_error == comparison.numbers.max_error == 0
     assert comparison.numbers.norm_ratio == comparison.numbers.argmax == 1
 
@@ -52,7 +52,7 @@ def test_a_token_passes_at_its_limit_and_fails_beyond():
         answer = exact()
         answer[5] += factor * MULTIPLIER * TOKEN_BUDGET
         comparison = judged(answer)
-        assert (comparison.fault == "") is passes
+        assert (comparison.flaw == "") is passes
         assert comparison.numbers.token == 5
         assert comparison.numbers.token_ratio == pytest.approx(factor * MULTIPLIER)
 
@@ -61,24 +61,24 @@ def test_the_largest_error_has_its_own_limit():
     # One value of a token is off: the rms is that error divided by sqrt(V), below 3 b.
     budgets = {"float32": Budget(GOLDEN.budgets["float32"].token, maximum=1e-3)}
     of = GoldenPrompt(GOLDEN.ids, GOLDEN.logprobs, budgets)
-    for factor, fault in ((0.999, ""), (1.001, "largest error 0.003 is over 3 x its budget 0.001")):
+    for factor, flaw in ((0.999, ""), (1.001, "largest error 0.003 is over 3 x its budget 0.001")):
         answer = exact()
         answer[9, 3] += factor * MULTIPLIER * 1e-3
         comparison = judged(answer, of=of)
         assert comparison.numbers.token_ratio < MULTIPLIER
-        assert comparison.fault == fault
+        assert comparison.flaw == flaw
 
 
 def test_one_wrong_token_of_64_fails():
     answer = exact()
     answer[41] = answer[41].roll(1)
     comparison = judged(answer)
-    assert comparison.fault.startswith("token 41: rms error")
+    assert comparison.flaw.startswith("token 41: rms error")
     assert comparison.numbers.argmax == 63 / 64
 
 
 @pytest.mark.parametrize(
-    ("spoil", "fault"),
+    ("spoil", "flaw"),
     [
         (lambda y: y.roll(1, dims=0), "token"),
         (lambda y: y.flip(1), "token"),
@@ -97,10 +97,10 @@ def test_one_wrong_token_of_64_fails():
         (lambda y: torch.full_like(y, torch.nan), "NaN in the answer"),
     ],
 )
-def test_wrong_answers_fail(spoil, fault):
+def test_wrong_answers_fail(spoil, flaw):
     comparison = judged(spoil(exact()))
-    assert comparison.fault
-    assert re.search(fault, comparison.fault)
+    assert comparison.flaw
+    assert re.search(flaw, comparison.flaw)
 
 
 def test_a_factor_two_shows_in_the_norm():
@@ -111,21 +111,21 @@ def test_nan_on_both_sides_is_no_agreement():
     both = exact()
     both[3, 4] = torch.nan
     of = GoldenPrompt(GOLDEN.ids, both, GOLDEN.budgets)
-    assert judged(both, of=of).fault == "1 NaN in the answer, 1 in the golden, of 768"
+    assert judged(both, of=of).flaw == "1 NaN in the answer, 1 in the golden, of 768"
 
 
 def test_the_last_row_may_be_absent_but_no_other_and_not_all():
-    assert judged(exact()[:-1]).fault == ""
-    assert "expected 64 rows" in judged(exact()[:-2]).fault
-    assert "nothing to compare" in judged(torch.zeros(0, 12), of=prompt(1)).fault
+    assert judged(exact()[:-1]).flaw == ""
+    assert "expected 64 rows" in judged(exact()[:-2]).flaw
+    assert "nothing to compare" in judged(torch.zeros(0, 12), of=prompt(1)).flaw
 
 
 def test_a_last_row_that_is_there_is_judged():
     answer = exact()
     answer[-1] += 1
-    assert judged(answer).fault.startswith("token 63")
+    assert judged(answer).flaw.startswith("token 63")
     answer[-1] = torch.nan
-    assert "12 NaN" in judged(answer).fault
+    assert "12 NaN" in judged(answer).flaw
 
 
 def test_lower_precision_answers_are_compared_in_float64():
@@ -143,7 +143,7 @@ def top(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_likeliest_ids_pass():
     for n in (1, 5, VOCABULARY):
-        assert judged(*top(n)).fault == ""
+        assert judged(*top(n)).flaw == ""
 
 
 def test_a_left_out_likely_id_fails():
@@ -152,9 +152,9 @@ def test_a_left_out_likely_id_fails():
     values, ids = values[:, :5].clone(), ids[:, :5].clone()
     all_values, all_ids = top(6)
     values[7], ids[7] = all_values[7, 1:], all_ids[7, 1:]
-    fault = judged(values, ids).fault
-    assert fault.startswith(f"token 7: id {int(all_ids[7, 0])} at")
-    assert "is not among the 5 returned" in fault
+    flaw = judged(values, ids).flaw
+    assert flaw.startswith(f"token 7: id {int(all_ids[7, 0])} at")
+    assert "is not among the 5 returned" in flaw
 
 
 def test_a_left_out_id_within_the_budget_passes():
@@ -162,8 +162,8 @@ def test_a_left_out_id_within_the_budget_passes():
     logprobs = torch.tensor([[-1.0, -1.0005, -5.0]], dtype=torch.float64)
     budget = Budget(torch.tensor([1e-3], dtype=torch.float64), 1e-3)
     of = GoldenPrompt([0], logprobs, {"float32": budget})
-    assert judged(torch.tensor([[-1.0005]]), torch.tensor([[1]]), of=of).fault == ""
-    assert judged(torch.tensor([[-5.0]]), torch.tensor([[2]]), of=of).fault
+    assert judged(torch.tensor([[-1.0005]]), torch.tensor([[1]]), of=of).flaw == ""
+    assert judged(torch.tensor([[-5.0]]), torch.tensor([[2]]), of=of).flaw
 
 
 @pytest.mark.parametrize("amount", [0.999, 1.001])
@@ -171,11 +171,11 @@ def test_a_top_n_value_has_the_limit_of_the_largest_error(amount):
     values, ids = top(5)
     values = values.clone()
     values[3, 0] += amount * MULTIPLIER * MAXIMUM
-    assert (judged(values, ids).fault == "") is (amount < 1)
+    assert (judged(values, ids).flaw == "") is (amount < 1)
 
 
 @pytest.mark.parametrize(
-    ("values", "ids", "fault"),
+    ("values", "ids", "flaw"),
     [
         (lambda v: v, lambda i: i + 1, "ids between"),
         (lambda v: v, lambda i: i - 1, "ids between"),
@@ -188,25 +188,25 @@ def test_a_top_n_value_has_the_limit_of_the_largest_error(amount):
         (lambda v: v.index_fill(0, torch.tensor([3]), torch.nan), lambda i: i, "5 NaN"),
     ],
 )
-def test_wrong_top_n_answers_fail(values, ids, fault):
+def test_wrong_top_n_answers_fail(values, ids, flaw):
     good_values, good_ids = top(5)
-    found = judged(values(good_values), ids(good_ids)).fault
-    assert re.search(fault, found)
+    found = judged(values(good_values), ids(good_ids)).flaw
+    assert re.search(flaw, found)
 
 
 def test_all_ids_are_judged_like_a_full_answer():
     values, ids = top(VOCABULARY)
     values = values + 0.9 * MULTIPLIER * MAXIMUM  # within the largest error, over the rms
-    assert "rms error 0.0108 is over 3 x its budget 0.001" in judged(values, ids).fault
+    assert "rms error 0.0108 is over 3 x its budget 0.001" in judged(values, ids).flaw
 
 
 def test_a_top_n_answer_may_lack_the_last_row():
     for n in (5, VOCABULARY):
         values, ids = top(n)
-        assert judged(values[:-1], ids[:-1]).fault == ""
+        assert judged(values[:-1], ids[:-1]).flaw == ""
         values = values.clone()
         values[-1] = torch.nan
-        assert "NaN" in judged(values, ids).fault
+        assert "NaN" in judged(values, ids).flaw
 
 
 # -- equal bit for bit
@@ -215,11 +215,11 @@ def test_a_top_n_answer_may_lack_the_last_row():
 def test_unchanged_answers_are_equal_and_nan_rows_too():
     answer = exact()
     answer[-1] = torch.nan
-    assert change_fault([Scores(answer)], [Scores(answer.clone())]) == ""
+    assert change_flaw([Scores(answer)], [Scores(answer.clone())]) == ""
 
 
 @pytest.mark.parametrize(
-    ("after", "fault"),
+    ("after", "flaw"),
     [
         ([], "1 answers before, 0 after"),
         ([Scores(exact().float())], "float32"),
@@ -229,8 +229,8 @@ def test_unchanged_answers_are_equal_and_nan_rows_too():
         ([Scores(exact().index_fill(0, torch.tensor([2]), torch.nan))], "12 of 768 .* inf"),
     ],
 )
-def test_changed_answers_are_told(after, fault):
-    assert re.search(fault, change_fault([Scores(exact())], after))
+def test_changed_answers_are_told(after, flaw):
+    assert re.search(flaw, change_flaw([Scores(exact())], after))
 
 
 @given(st.integers(0, 63), st.integers(0, 11), st.booleans())
@@ -238,7 +238,7 @@ def test_any_single_bit_that_moved_is_seen(token, vocab_id, up):
     moved = exact()
     toward = torch.tensor(math.inf if up else -math.inf, dtype=torch.float64)
     moved[token, vocab_id] = torch.nextafter(moved[token, vocab_id], toward)
-    assert "1 of 768 values changed" in change_fault([Scores(exact())], [Scores(moved)])
+    assert "1 of 768 values changed" in change_flaw([Scores(exact())], [Scores(moved)])
 
 
 # -- golden files
@@ -263,7 +263,7 @@ def test_a_golden_file_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "types", "fault"),
+    ("change", "types", "flaw"),
     [
         ({}, "", "name no compute_types"),
         ({}, "float32,tf32", "prompt.0.tf32.token is missing"),
@@ -276,11 +276,11 @@ def test_a_golden_file_is_read(tmp_path):
         ({"prompt.1.ids": torch.arange(3)}, "float32", "prompt.1.logprobs is missing"),
     ],
 )
-def test_a_golden_file_that_cannot_judge_is_refused(change, types, fault, tmp_path):
+def test_a_golden_file_that_cannot_judge_is_refused(change, types, flaw, tmp_path):
     path = tmp_path / "golden.safetensors"
     tensors = {key: t for key, t in (golden_tensors() | change).items() if t is not None}
     save_file(tensors, path, metadata={"compute_types": types})
-    with pytest.raises(GoldenError, match=f"golden.safetensors: .*{fault}"):
+    with pytest.raises(GoldenError, match=f"golden.safetensors: .*{flaw}"):
         golden.read(path)
 
 

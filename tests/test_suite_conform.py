@@ -200,7 +200,7 @@ def test_backends_are_found_by_name_and_by_class():
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"),
+    ("name", "flaw"),
     [
         ("reference2", "no backend 'reference2': known are reference"),
         ("", "no backend ''"),
@@ -211,13 +211,13 @@ def test_backends_are_found_by_name_and_by_class():
         ("fake_engines:Wrapped", "cannot be made: TypeError"),
     ],
 )
-def test_a_backend_that_cannot_be_had_is_one_error(name, fault):
-    with pytest.raises(BackendError, match=fault):
+def test_a_backend_that_cannot_be_had_is_one_error(name, flaw):
+    with pytest.raises(BackendError, match=flaw):
         backends.find(name)
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"),
+    ("change", "flaw"),
     [
         ({"patterns": ("load/none",)}, "--case load/none: no such case"),
         ({"dtypes": ("float16",)}, "--dtype float16: fake runs float32"),
@@ -227,13 +227,13 @@ def test_a_backend_that_cannot_be_had_is_one_error(name, fault):
         ({"report": Path("none/r.jsonl")}, "no such directory"),
     ],
 )
-def test_settings_that_cannot_be_used_are_told_before_the_first_case(change, fault):
-    with pytest.raises(ValueError, match=fault):
+def test_settings_that_cannot_be_used_are_told_before_the_first_case(change, flaw):
+    with pytest.raises(ValueError, match=flaw):
         Run(Settings("fake", **change), fakes.Honest(), ROOT)
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"),
+    ("change", "flaw"),
     [
         ({"compute": {"fp32": "float32"}}, "'fp32' is no dtype"),
         ({"compute": {"float32": "fp32"}}, "'fp32' is no compute type"),
@@ -241,12 +241,12 @@ def test_settings_that_cannot_be_used_are_told_before_the_first_case(change, fau
         ({"features": frozenset({"magic"})}, "'magic' is no feature"),
     ],
 )
-def test_an_engine_that_describes_itself_wrongly_is_refused(change, fault):
+def test_an_engine_that_describes_itself_wrongly_is_refused(change, flaw):
     class Odd(fakes.Honest):
         def describe(self):
             return replace(super().describe(), **change)
 
-    with pytest.raises(OptionError, match=fault):
+    with pytest.raises(OptionError, match=flaw):
         Run(Settings("odd"), Odd(), ROOT)
 
 

@@ -197,7 +197,7 @@ def test_config_text_can_become_what_no_writer_writes(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("edit", "fault"),
+    ("edit", "flaw"),
     [
         ({"remove_tensor": "x"}, "no tensor x"),
         ({"add_tensor": {"name": "a", "shape": [1], "dtype": "int8", "fill": 0}}, "already has"),
@@ -235,10 +235,10 @@ def test_config_text_can_become_what_no_writer_writes(checkpoint):
         ({"replace_config_text": {"find": "flag", "replace": "flag"}}, "already reads"),
     ],
 )
-def test_an_edit_with_nothing_to_change_is_an_error(edit, fault, checkpoint):
+def test_an_edit_with_nothing_to_change_is_an_error(edit, flaw, checkpoint):
     (name,) = edit
     with (
-        pytest.raises(EditError, match=rf"^edits\[0\]\.{name}: .*{fault}"),
+        pytest.raises(EditError, match=rf"^edits\[0\]\.{name}: .*{flaw}"),
         edited(checkpoint, [edit]),
     ):
         pass

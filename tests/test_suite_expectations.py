@@ -61,7 +61,7 @@ def test_an_empty_file_declares_nothing():
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "flaw"),
     [
         (entry(id="load/four"), "load/four: no such case"),
         (entry(id=None), "needs an id"),
@@ -79,10 +79,10 @@ def test_an_empty_file_declares_nothing():
         ("note = 1", "tables and nothing else"),
     ],
 )
-def test_a_broken_file_is_refused(text, fault, tmp_path):
+def test_a_broken_file_is_refused(text, flaw, tmp_path):
     path = tmp_path / "engine.toml"
     path.write_text(text)
-    with pytest.raises(ExpectationError, match=rf"engine\.toml: .*{fault}"):
+    with pytest.raises(ExpectationError, match=rf"engine\.toml: .*{flaw}"):
         expectations.load(path, IDS)
 
 

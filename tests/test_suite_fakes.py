@@ -1,4 +1,4 @@
-"""The judge judged: engines with one fault of character, and what each must be told."""
+"""The judge judged: engines with one flaw of character, and what each must be told."""
 
 from __future__ import annotations
 

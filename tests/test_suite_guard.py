@@ -259,7 +259,7 @@ def test_patterns_see_single_lines():
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "flaw"),
     [
         ("= broken", "Invalid"),
         ('NOVICE = ["x"]', "NOVICE: no such code"),
@@ -271,10 +271,10 @@ def test_patterns_see_single_lines():
         ('reliable = "no"', "reliable is 'no'"),
     ],
 )
-def test_a_broken_error_map_is_refused_with_file_and_key(text, fault, tmp_path):
+def test_a_broken_error_map_is_refused_with_file_and_key(text, flaw, tmp_path):
     path = tmp_path / "map.toml"
     path.write_text(text)
-    with pytest.raises(ErrorMapError, match=f"map.toml: .*{fault}"):
+    with pytest.raises(ErrorMapError, match=f"map.toml: .*{flaw}"):
         errormap.load(path)
 
 

@@ -131,7 +131,7 @@ def test_a_sum_passes_at_its_bound_and_fails_beyond():
     assert float(bound) == pytest.approx(in_float32 + 2.0**-24 * (3.9326171875 + in_float32))
     for factor, passes in ((0.999, True), (1.001, False)):
         found = layer_compare.constants(case, exact + factor * bound, weights, ids, "float32")
-        assert (found.fault == "") is passes
+        assert (found.flaw == "") is passes
 
 
 def test_a_changed_input_must_be_announced():

@@ -90,7 +90,7 @@ def test_a_report_that_ends_in_a_case_names_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("order", "fault"),
+    ("order", "flaw"),
     [
         ([], "starts with its header"),
         ([1, 2, 3], "starts with its header"),
@@ -104,9 +104,9 @@ def test_a_report_that_ends_in_a_case_names_it(tmp_path):
         ([0, 0, 1, 2, 3], "line 2: header, expected start or footer"),
     ],
 )
-def test_a_report_in_another_order_is_refused(order, fault, tmp_path):
+def test_a_report_in_another_order_is_refused(order, flaw, tmp_path):
     some = lines()
-    with pytest.raises(ReportError, match=fault):
+    with pytest.raises(ReportError, match=flaw):
         report.read(written(tmp_path, [some[index] for index in order]))
 
 

@@ -16,7 +16,7 @@ MOST = 1000
 of a large model has 10^5."""
 
 
-def fault(
+def flaw(
     code: Code,
     file: str,
     where: str,
@@ -31,13 +31,13 @@ def fault(
 def unreadable(file: str, error: OSError) -> Problem:
     """A file that the system refuses to open or read."""
     reason = error.strerror or str(error)
-    return fault(Code.UNREADABLE, file, "file", reason.lower(), "a readable regular file")
+    return flaw(Code.UNREADABLE, file, "file", reason.lower(), "a readable regular file")
 
 
 def lfs_pointer(file: str) -> Problem:
     """A Git LFS pointer: the repository was cloned without its large files."""
     expected = "the file itself: run 'git lfs pull'"
-    return fault(Code.LFS_POINTER, file, "file", "a Git LFS pointer", expected)
+    return flaw(Code.LFS_POINTER, file, "file", "a Git LFS pointer", expected)
 
 
 def most(problems: Iterable[Problem]) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from mone_ref import strict_json
 from mone_ref.checkpoint import dtypes, ranges
 from mone_ref.checkpoint.entry import TensorEntry
-from mone_ref.checkpoint.findings import LFS_START, fault, lfs_pointer, unreadable
+from mone_ref.checkpoint.findings import LFS_START, flaw, lfs_pointer, unreadable
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.errors import Code, Problem, Severity, show
 
@@ -63,14 +63,14 @@ def _json_bytes(stream: BinaryIO, size: int, file: str) -> bytes | Problem:
         return lfs_pointer(file)
     if len(start) < LENGTH_BYTES:
         expected = f"at least {LENGTH_BYTES} bytes, the length of the header"
-        return fault(Code.TRUNCATED, file, "file", f"a file of {size} bytes", expected)
+        return flaw(Code.TRUNCATED, file, "file", f"a file of {size} bytes", expected)
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if length > LONGEST_HEADER:
         found = f"a header length of {length} bytes"
-        return fault(Code.HEADER, file, "header", found, f"at most {LONGEST_HEADER}")
+        return flaw(Code.HEADER, file, "header", found, f"at most {LONGEST_HEADER}")
     if length > size - LENGTH_BYTES:
         expected = f"{LENGTH_BYTES + length} bytes or more: the header takes {length}"
-        return fault(Code.TRUNCATED, file, "file", f"a file of {size} bytes", expected)
+        return flaw(Code.TRUNCATED, file, "file", f"a file of {size} bytes", expected)
     stream.seek(LENGTH_BYTES)
     return stream.read(length)
 
@@ -79,14 +79,14 @@ def _document(text: bytes, file: str) -> dict[str, Any] | tuple[Problem, ...]:
     """The header as a JSON object, or what is wrong with it as JSON."""
     if not text.startswith(b"{"):
         found = f"a header that starts with {show(text[:16])}"
-        return (fault(Code.HEADER, file, "header", found, "a JSON object, starting with {"),)
+        return (flaw(Code.HEADER, file, "header", found, "a JSON object, starting with {"),)
     try:
         parsed = strict_json.parse(text)
     except strict_json.StrictJsonError as error:
-        return (fault(Code.HEADER, file, "header", str(error), "valid JSON"),)
+        return (flaw(Code.HEADER, file, "header", str(error), "valid JSON"),)
     if parsed.duplicates:
         return tuple(
-            fault(Code.HEADER, file, key, "a key that stands more than once", "each key once")
+            flaw(Code.HEADER, file, key, "a key that stands more than once", "each key once")
             for key in parsed.duplicates
         )
     document: dict[str, Any] = parsed.value
@@ -116,32 +116,32 @@ def _metadata_problems(metadata: object, file: str) -> Iterator[Problem]:
     """``__metadata__`` maps text to text; loaders look for ``format: pt`` in it."""
     if metadata is None:
         found, expected = "nothing (or null)", "{'format': 'pt'}"
-        yield fault(Code.METADATA, file, METADATA, found, expected, Severity.WARNING)
+        yield flaw(Code.METADATA, file, METADATA, found, expected, Severity.WARNING)
         return
     if not isinstance(metadata, dict):
-        yield fault(Code.METADATA, file, METADATA, show(metadata), "an object of text values")
+        yield flaw(Code.METADATA, file, METADATA, show(metadata), "an object of text values")
         return
     for key, value in metadata.items():
         if not isinstance(value, str):
             found = f"{show(value)} as {show(key)}"
-            yield fault(Code.METADATA, file, METADATA, found, "text")
+            yield flaw(Code.METADATA, file, METADATA, found, "text")
     if metadata.get("format") != "pt" and isinstance(metadata.get("format", ""), str):
         found = f"format {show(metadata['format'])}" if "format" in metadata else "no format"
-        yield fault(Code.METADATA, file, METADATA, found, "format 'pt'", Severity.WARNING)
+        yield flaw(Code.METADATA, file, METADATA, found, "format 'pt'", Severity.WARNING)
 
 
 def _entry_problems(name: str, fields: object, file: str) -> Iterator[Problem]:
     """Faults of one entry by itself: its keys, their types, and its length against its shape."""
     if not isinstance(fields, dict):
-        yield fault(Code.HEADER, file, name, show(fields), f"an object with {ENTRY_KEYS}")
+        yield flaw(Code.HEADER, file, name, show(fields), f"an object with {ENTRY_KEYS}")
         return
     for key in fields:
         if key not in ENTRY_KEYS:  # the safetensors library reads over it
             found = f"an unknown key {show(key)}"
-            yield fault(Code.HEADER, file, name, found, f"only {ENTRY_KEYS}", Severity.WARNING)
+            yield flaw(Code.HEADER, file, name, found, f"only {ENTRY_KEYS}", Severity.WARNING)
     missing = [key for key in ENTRY_KEYS if key not in fields]
     if missing:
-        yield fault(Code.HEADER, file, name, f"no {', '.join(missing)}", f"all of {ENTRY_KEYS}")
+        yield flaw(Code.HEADER, file, name, f"no {', '.join(missing)}", f"all of {ENTRY_KEYS}")
         return
     dtype, shape, offsets = (fields[key] for key in ENTRY_KEYS)
     malformed = list(_type_problems(name, dtype, shape, offsets, file))
@@ -152,11 +152,11 @@ def _type_problems(
     name: str, dtype: object, shape: object, offsets: object, file: str
 ) -> Iterator[Problem]:
     if not isinstance(dtype, str):
-        yield fault(Code.HEADER, file, name, f"dtype {show(dtype)}", "a type name")
+        yield flaw(Code.HEADER, file, name, f"dtype {show(dtype)}", "a type name")
     if _sizes(shape) is None:
-        yield fault(Code.HEADER, file, name, f"shape {show(shape)}", "a list of sizes from 0")
+        yield flaw(Code.HEADER, file, name, f"shape {show(shape)}", "a list of sizes from 0")
     if len(_sizes(offsets) or ()) != 2:
-        yield fault(Code.HEADER, file, name, f"data_offsets {show(offsets)}", "[begin, end]")
+        yield flaw(Code.HEADER, file, name, f"data_offsets {show(offsets)}", "[begin, end]")
 
 
 def _sizes(value: object) -> list[int] | None:
@@ -173,12 +173,12 @@ def _length_problems(
 ) -> Iterator[Problem]:
     begin, end = offsets
     if begin > end:
-        yield fault(Code.OFFSETS, file, name, f"data_offsets {offsets}", "begin <= end")
+        yield flaw(Code.OFFSETS, file, name, f"data_offsets {offsets}", "begin <= end")
     elif dtype in dtypes.BITS:
         length = dtypes.byte_length(dtype, shape)
         declared = f"{dtype} {show(list(shape))}"
         if length is None:
-            yield fault(Code.OFFSETS, file, name, declared, "a whole number of bytes, below 2^63")
+            yield flaw(Code.OFFSETS, file, name, declared, "a whole number of bytes, below 2^63")
         elif length != end - begin:
             found = f"{end - begin} bytes at {offsets}"
-            yield fault(Code.OFFSETS, file, name, found, f"{length} bytes for {declared}")
+            yield flaw(Code.OFFSETS, file, name, found, f"{length} bytes for {declared}")

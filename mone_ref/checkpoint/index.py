@@ -10,7 +10,7 @@ from typing import Any
 
 from mone_ref import strict_json
 from mone_ref.checkpoint.entry import TensorEntry
-from mone_ref.checkpoint.findings import LFS_START, fault, lfs_pointer, unreadable
+from mone_ref.checkpoint.findings import LFS_START, flaw, lfs_pointer, unreadable
 from mone_ref.checkpoint.opening import is_plain_name, open_regular
 from mone_ref.checkpoint.text import count, plain, some
 from mone_ref.errors import Code, Problem, Severity, show
@@ -50,9 +50,9 @@ def read(directory: Path) -> tuple[Index | None, list[Problem]]:
     try:
         parsed = strict_json.parse(text)
     except strict_json.StrictJsonError as error:
-        return None, [fault(Code.INDEX, NAME, "$", str(error), "valid JSON")]
+        return None, [flaw(Code.INDEX, NAME, "$", str(error), "valid JSON")]
     problems = [
-        fault(Code.INDEX, NAME, key, "a key that stands more than once", "each key once")
+        flaw(Code.INDEX, NAME, key, "a key that stands more than once", "each key once")
         for key in parsed.duplicates
     ]
     problems += _weight_map_problems(parsed.value)
@@ -67,20 +67,20 @@ def _weight_map_problems(document: object) -> Iterator[Problem]:
     if not isinstance(weight_map, dict) or not weight_map:
         where = "$.weight_map" if isinstance(document, dict) else "$"
         expected = "an object that maps tensor names to files"
-        yield fault(Code.INDEX, NAME, where, show(weight_map), expected)
+        yield flaw(Code.INDEX, NAME, where, show(weight_map), expected)
         return
     named: set[str] = set()
     for name, shard in weight_map.items():
         where = strict_json.child("$.weight_map", name)
         if not isinstance(shard, str):
-            yield fault(Code.INDEX, NAME, where, show(shard), "a file name")
+            yield flaw(Code.INDEX, NAME, where, show(shard), "a file name")
         elif shard not in named:  # one bad file name is one fault, not one per tensor
             named.add(shard)
             if not is_plain_name(shard):
                 expected = "the name of a file in the directory"
-                yield fault(Code.UNSAFE_PATH, NAME, where, show(shard), expected)
+                yield flaw(Code.UNSAFE_PATH, NAME, where, show(shard), expected)
             elif not shard.endswith(SUFFIX):
-                yield fault(Code.INDEX, NAME, where, show(shard), f"a {SUFFIX} file")
+                yield flaw(Code.INDEX, NAME, where, show(shard), f"a {SUFFIX} file")
 
 
 def _total_size(document: dict[str, Any]) -> tuple[int | None, list[Problem]]:
@@ -90,11 +90,11 @@ def _total_size(document: dict[str, Any]) -> tuple[int | None, list[Problem]]:
     if total is None:
         expected = "the sum of all tensor bytes"
         note = Severity.NOTE
-        return None, [fault(Code.INDEX, NAME, "$.metadata.total_size", "nothing", expected, note)]
+        return None, [flaw(Code.INDEX, NAME, "$.metadata.total_size", "nothing", expected, note)]
     if type(total) is not int:
         found, warning = show(total), Severity.WARNING
         where = "$.metadata.total_size"
-        return None, [fault(Code.INDEX, NAME, where, found, "an integer", warning)]
+        return None, [flaw(Code.INDEX, NAME, where, found, "an integer", warning)]
     return total, []
 
 
@@ -113,13 +113,13 @@ def disagreements(index: Index, stored: Mapping[str, tuple[TensorEntry, ...]]) -
         if shard not in holders[name]:
             others = ", ".join(plain(other) for other in holders[name])
             found = f"the tensor in {others}" if others else "the tensor in no file"
-            yield fault(Code.INDEX, NAME, name, found, f"it in {plain(shard)}")
+            yield flaw(Code.INDEX, NAME, name, found, f"it in {plain(shard)}")
     for shard, entries in stored.items():
         unlisted = [entry.name for entry in entries if entry.name not in index.weight_map]
         if unlisted:
             expected = "every tensor of the shard in the index"
             found = f"{some(unlisted, 'tensor')} not in the index"
-            yield fault(Code.INDEX, shard, unlisted[0], found, expected)
+            yield flaw(Code.INDEX, shard, unlisted[0], found, expected)
 
 
 def wrong_total(index: Index, tensor_bytes: int, file_bytes: int) -> Iterator[Problem]:
@@ -129,7 +129,7 @@ def wrong_total(index: Index, tensor_bytes: int, file_bytes: int) -> Iterator[Pr
         if index.total_size == file_bytes:
             found += " (the size of the files, headers included)"
         where, expected = "$.metadata.total_size", f"{tensor_bytes}, the sum of all tensor bytes"
-        yield fault(Code.INDEX, NAME, where, found, expected, Severity.WARNING)
+        yield flaw(Code.INDEX, NAME, where, found, expected, Severity.WARNING)
 
 
 def missing_shards(index: Index, present: set[str]) -> Iterator[Problem]:
@@ -137,4 +137,4 @@ def missing_shards(index: Index, present: set[str]) -> Iterator[Problem]:
     for shard, names in index.shards.items():
         if shard not in present:
             found = f"no such file, for {count(len(names), 'tensor')}"
-            yield fault(Code.MISSING_SHARD, shard, "file", found, f"the shard that {NAME} names")
+            yield flaw(Code.MISSING_SHARD, shard, "file", found, f"the shard that {NAME} names")

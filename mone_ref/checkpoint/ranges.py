@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mone_ref.checkpoint import dtypes
 from mone_ref.checkpoint.entry import TensorEntry
-from mone_ref.checkpoint.findings import fault
+from mone_ref.checkpoint.findings import flaw
 from mone_ref.checkpoint.text import plain, some
 from mone_ref.errors import Code, Problem, Severity
 
@@ -28,7 +28,7 @@ def problems(
         return
     if size != data_end:
         found, expected = f"a file of {size} bytes", f"{data_end} bytes, as its header says"
-        yield fault(Code.TRUNCATED, file, "file", found, expected)
+        yield flaw(Code.TRUNCATED, file, "file", found, expected)
     yield from _misaligned(ordered, file)
 
 
@@ -39,7 +39,7 @@ def _gaps(ordered: Sequence[TensorEntry], file: str, data_begin: int) -> Iterato
         if entry.begin != expected:
             kind = "a hole" if entry.begin > expected else "an overlap"
             found = f"{kind} of {abs(entry.begin - expected)} bytes after {before}"
-            yield fault(Code.OFFSETS, file, entry.name, found, f"a start at byte {expected}")
+            yield flaw(Code.OFFSETS, file, entry.name, found, f"a start at byte {expected}")
         if entry.end >= expected:
             expected, before = entry.end, plain(entry.name)
 
@@ -48,7 +48,7 @@ def _past_end(ordered: Sequence[TensorEntry], file: str, size: int) -> Iterator[
     for entry in ordered:
         if entry.end > size:
             found = f"an end at byte {entry.end}"
-            yield fault(Code.OFFSETS, file, entry.name, found, f"at most {size}, the file's length")
+            yield flaw(Code.OFFSETS, file, entry.name, found, f"at most {size}, the file's length")
 
 
 def _misaligned(ordered: Sequence[TensorEntry], file: str) -> Iterator[Problem]:
@@ -56,4 +56,4 @@ def _misaligned(ordered: Sequence[TensorEntry], file: str) -> Iterator[Problem]:
     odd = [entry.name for entry in ordered if entry.begin % dtypes.alignment(entry.dtype)]
     if odd:
         expected = "starts at a multiple of the element size (readers copy these)"
-        yield fault(Code.ALIGNMENT, file, "header", some(odd, "tensor"), expected, Severity.NOTE)
+        yield flaw(Code.ALIGNMENT, file, "header", some(odd, "tensor"), expected, Severity.NOTE)

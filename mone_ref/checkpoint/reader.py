@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mone_ref.checkpoint import header, index, weight_files
 from mone_ref.checkpoint.entry import TensorEntry
-from mone_ref.checkpoint.findings import fault, most, unreadable
+from mone_ref.checkpoint.findings import flaw, most, unreadable
 from mone_ref.checkpoint.header import Header
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.checkpoint.text import plain
@@ -83,7 +83,7 @@ class Checkpoint:
 
 def _cut(entry: TensorEntry, end: int) -> Problem:
     found = f"the end of the file at byte {end}"
-    return fault(Code.TRUNCATED, entry.file, entry.name, found, f"data up to byte {entry.end}")
+    return flaw(Code.TRUNCATED, entry.file, entry.name, found, f"data up to byte {entry.end}")
 
 
 def _between_files(found: WeightFiles, headers: Mapping[str, Header]) -> Iterator[Problem]:
@@ -94,7 +94,7 @@ def _between_files(found: WeightFiles, headers: Mapping[str, Header]) -> Iterato
             other = first.setdefault(entry.name, file)
             if other != file:
                 text = f"the name also in {plain(other)}"
-                yield fault(Code.DUPLICATE_TENSOR, file, entry.name, text, "it in one file")
+                yield flaw(Code.DUPLICATE_TENSOR, file, entry.name, text, "it in one file")
     if found.index:
         stored = {file: read.entries for file, read in headers.items()}
         yield from index.disagreements(found.index, stored)

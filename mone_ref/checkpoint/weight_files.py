@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mone_ref.checkpoint import index
-from mone_ref.checkpoint.findings import fault
+from mone_ref.checkpoint.findings import flaw
 from mone_ref.checkpoint.index import SUFFIX, Index
 from mone_ref.checkpoint.opening import leaves
 from mone_ref.checkpoint.text import some
@@ -43,7 +43,7 @@ def find(directory: Path) -> WeightFiles:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         found, expected = f"{show(str(directory))}: {reason.lower()}", "a directory with weights"
-        return WeightFiles((), None, (fault(Code.NOT_A_CHECKPOINT, ".", "path", found, expected),))
+        return WeightFiles((), None, (flaw(Code.NOT_A_CHECKPOINT, ".", "path", found, expected),))
     weights = [name for name in present if name.endswith(SUFFIX)]
     pickles = list(_pickles(present, weights))
     if index.NAME in present:
@@ -70,7 +70,7 @@ def _files(directory: Path) -> Iterator[str]:
 
 def _no_weights(present: list[str]) -> Problem:
     found = some(present, "file") if present else "an empty directory"
-    return fault(Code.NO_WEIGHTS, ".", "path", found, f"at least one {SUFFIX} file")
+    return flaw(Code.NO_WEIGHTS, ".", "path", found, f"at least one {SUFFIX} file")
 
 
 def _pickles(present: list[str], weights: list[str]) -> Iterator[Problem]:
@@ -79,7 +79,7 @@ def _pickles(present: list[str], weights: list[str]) -> Iterator[Problem]:
     if found:
         severity = Severity.NOTE if weights else Severity.ERROR
         expected = f"{SUFFIX} files only (pickles are not opened)"
-        yield fault(Code.PICKLE, found[0], "file", some(found, "pickle"), expected, severity)
+        yield flaw(Code.PICKLE, found[0], "file", some(found, "pickle"), expected, severity)
 
 
 def _from_index(directory: Path, weights: list[str]) -> WeightFiles:
@@ -94,7 +94,7 @@ def _from_index(directory: Path, weights: list[str]) -> WeightFiles:
     for name in weights:
         if name not in shards:
             found, expected = f"a file that {index.NAME} does not name", "only files of the index"
-            problems.append(fault(Code.STRAY_FILE, name, "file", found, expected, Severity.WARNING))
+            problems.append(flaw(Code.STRAY_FILE, name, "file", found, expected, Severity.WARNING))
     files = tuple(name for name in weights if name in shards)
     return WeightFiles(files, read, tuple(problems))
 
@@ -109,12 +109,12 @@ def _from_names(weights: list[str]) -> WeightFiles:
     if len(sets) > 1 or sum(map(len, sets.values())) != len(weights):
         found = f"more than one set in {some(weights, 'file')}"
         expected = "one file, one set of shards, or an index that says which files count"
-        return WeightFiles((), None, (fault(Code.AMBIGUOUS_FILES, ".", "path", found, expected),))
+        return WeightFiles((), None, (flaw(Code.AMBIGUOUS_FILES, ".", "path", found, expected),))
     (((_, total), shards),) = sets.items()
     complete = min(shards) == 1 and max(shards) == total == len(shards)
     if not complete:
         found, expected = some(weights, "shard"), f"shards 1 to {total}, each once"
-        return WeightFiles((), None, (fault(Code.MISSING_SHARD, ".", "path", found, expected),))
+        return WeightFiles((), None, (flaw(Code.MISSING_SHARD, ".", "path", found, expected),))
     return WeightFiles(tuple(shards[number] for number in sorted(shards)), None, ())
 
 
@@ -126,4 +126,4 @@ def _unsafe_links(directory: Path, files: tuple[str, ...]) -> Iterator[Problem]:
 
 def _unsafe_link(name: str) -> Problem:
     found = "a link out of the directory"
-    return fault(Code.UNSAFE_PATH, name, "file", found, "a file in the directory")
+    return flaw(Code.UNSAFE_PATH, name, "file", found, "a file in the directory")

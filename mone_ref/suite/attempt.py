@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mone_ref.backend import Backend, LoadOptions, Scores, Session, capable
 from mone_ref.errors import Phase
-from mone_ref.suite.compare import form_fault
+from mone_ref.suite.compare import form_flaw
 from mone_ref.suite.guard import Failure, Guard
 
 METHODS = ("update", "reload", "expert_rows")
@@ -34,23 +34,23 @@ class Attempt:
     closing: Failure | None = None
 
     @property
-    def fault(self) -> str:
+    def flaw(self) -> str:
         """Why this load does not vouch for another one: it failed, or is no finite answer."""
         if self.failure is not None:
             return f"{self.failure.kind}: {self.failure.first_line}"
         for order, answers in self.answers.items():
             for index, scores in enumerate(answers):
-                fault = finite_fault(scores)
-                if fault:
-                    return f"prompt {index}, {order}: {fault}"
+                flaw = finite_flaw(scores)
+                if flaw:
+                    return f"prompt {index}, {order}: {flaw}"
         return ""
 
 
-def finite_fault(scores: Scores) -> str:
+def finite_flaw(scores: Scores) -> str:
     """Why an answer is not even finite numbers."""
-    fault = form_fault(scores, len(scores.logprobs) if scores.logprobs.ndim else 0)
-    if fault:
-        return fault
+    flaw = form_flaw(scores, len(scores.logprobs) if scores.logprobs.ndim else 0)
+    if flaw:
+        return flaw
     return "" if scores.logprobs.isfinite().all() else "the answer holds NaN or infinity"
 
 

@@ -112,8 +112,8 @@ def load(root: Path) -> tuple[Case, ...]:
     controls = read_controls(root / "fixtures")
     cases = []
     for name, document in documents.items():
-        for place, fault in faults(name, document, documents, controls, root):
-            raise CaseError(f"{directory / name}.yaml: {place}: {fault}")
+        for place, flaw in flaws(name, document, documents, controls, root):
+            raise CaseError(f"{directory / name}.yaml: {place}: {flaw}")
         cases.append(build(document, documents, controls, root))
     return tuple(cases)
 
@@ -190,7 +190,7 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def faults(
+def flaws(
     name: str,
     document: Mapping[str, Any],
     documents: Mapping[str, Mapping[str, Any]],
@@ -204,18 +204,18 @@ def faults(
         if code not in CODES:
             yield "$.expect.rejected.code", f"no such code: {code}"
     if document["kind"] == Kind.LAYER:
-        yield from layer_cases.faults(document, root)
+        yield from layer_cases.flaws(document, root)
         return
     for feature in document.get("features", []):
         if feature not in FEATURES:
             yield "$.features", f"no such feature: {feature}"
-    yield from fixture_faults(document, controls)
+    yield from fixture_flaws(document, controls)
     twin = document.get("twin", document["fixture"])
     if twin not in controls and documents.get(twin, {}).get("kind") != Kind.OUTPUT:
         yield "$.twin", f"{twin} is neither an output case nor a fixture"
 
 
-def fixture_faults(
+def fixture_flaws(
     document: Mapping[str, Any], controls: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Fixtures that a case needs and that do not exist."""

@@ -10,7 +10,7 @@ from mone_ref.suite import judge
 from mone_ref.suite.attempt import Engine
 from mone_ref.suite.bench import Bench
 from mone_ref.suite.cases import Case, Change, Expected, Kind
-from mone_ref.suite.compare import change_fault
+from mone_ref.suite.compare import change_flaw
 from mone_ref.suite.edits import changed_tensors, edited
 from mone_ref.suite.guard import Failure
 from mone_ref.suite.judge import Judgement
@@ -102,9 +102,9 @@ class Before:
             return judge.of_failure(after)
         assert not isinstance(self.first, Failure)
         assert not isinstance(self.second, Failure)
-        if fault := change_fault(self.first, self.second):
-            found = f"without any change, asked twice, the answers differ: {fault}"
+        if flaw := change_flaw(self.first, self.second):
+            found = f"without any change, asked twice, the answers differ: {flaw}"
             return Judgement(Outcome.NOT_JUDGED, found)
-        if fault := change_fault(self.first, after):
-            return replace(judgement, outcome=Outcome.MISMATCH, found=f"after the refusal: {fault}")
+        if flaw := change_flaw(self.first, after):
+            return replace(judgement, outcome=Outcome.MISMATCH, found=f"after the refusal: {flaw}")
         return judgement

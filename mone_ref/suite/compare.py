@@ -46,9 +46,9 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``fault`` says what is wrong with an answer; empty when it is right."""
+    """``flaw`` says what is wrong with an answer; empty when it is right."""
 
-    fault: str
+    flaw: str
     numbers: Numbers | None = None
 
     @property
@@ -61,9 +61,9 @@ class Comparison:
 
 def compare(scores: Scores, prompt: GoldenPrompt, compute: str) -> Comparison:
     """Judge one answer against one golden prompt at one compute type."""
-    fault = form_fault(scores, len(prompt.ids))
-    if fault:
-        return Comparison(fault)
+    flaw = form_flaw(scores, len(prompt.ids))
+    if flaw:
+        return Comparison(flaw)
     found = scores.logprobs.detach().to("cpu", torch.float64)  # [T, V] or [T, n]
     if scores.ids is None:
         return full(found, prompt, compute)
@@ -71,7 +71,7 @@ def compare(scores: Scores, prompt: GoldenPrompt, compute: str) -> Comparison:
     return top_n(found, ids, prompt, compute)
 
 
-def form_fault(scores: Scores, tokens: int) -> str:
+def form_flaw(scores: Scores, tokens: int) -> str:
     """What makes an answer no answer: types, rank, missing rows, nothing to compare."""
     logprobs = scores.logprobs
     if not isinstance(logprobs, Tensor) or not logprobs.is_floating_point():
@@ -94,7 +94,7 @@ def kind(value: object) -> str:
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
-def value_fault(found: Tensor, expected: Tensor) -> str:
+def value_flaw(found: Tensor, expected: Tensor) -> str:
     """NaN, infinity, shape and emptiness, which no budget excuses."""
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"
@@ -114,13 +114,13 @@ def full(found: Tensor, prompt: GoldenPrompt, compute: str) -> Comparison:
     budget = prompt.budgets[compute]
     # An engine that scores prompts only has no last row.
     expected, token_budget = prompt.logprobs[: len(found)], budget.token[: len(found)]
-    fault = value_fault(found, expected)
-    if fault:
-        return Comparison(fault)
+    flaw = value_flaw(found, expected)
+    if flaw:
+        return Comparison(flaw)
     error = (found - expected).abs()  # [T, V]
     rms = error.square().mean(dim=1).sqrt()  # [T]
     numbers = summary(rms, token_budget, float(error.max()), budget.maximum, found, expected)
-    return Comparison(number_fault(numbers, "rms"), numbers)
+    return Comparison(number_flaw(numbers, "rms"), numbers)
 
 
 def top_n(found: Tensor, ids: Tensor, prompt: GoldenPrompt, compute: str) -> Comparison:
@@ -132,23 +132,23 @@ def top_n(found: Tensor, ids: Tensor, prompt: GoldenPrompt, compute: str) -> Com
     """
     expected = prompt.logprobs[: len(found)]  # [T, V]
     maximum = prompt.budgets[compute].maximum
-    fault = ids_fault(ids, expected.shape[1])
-    if fault:
-        return Comparison(fault)
+    flaw = ids_flaw(ids, expected.shape[1])
+    if flaw:
+        return Comparison(flaw)
     if ids.shape == expected.shape:
         whole = torch.empty_like(expected).scatter_(1, ids, found)  # [T, V]
         return full(whole, prompt, compute)
     chosen = expected.gather(1, ids)  # [T, n]
-    fault = value_fault(found, chosen) or missing_id(found, ids, expected, MULTIPLIER * maximum)
-    if fault:
-        return Comparison(fault)
+    flaw = value_flaw(found, chosen) or missing_id(found, ids, expected, MULTIPLIER * maximum)
+    if flaw:
+        return Comparison(flaw)
     error = (found - chosen).abs().amax(dim=1)  # [T]
     budgets = torch.full_like(error, maximum)
     numbers = summary(error, budgets, float(error.max()), maximum, found, chosen)
-    return Comparison(number_fault(numbers, "largest"), numbers)
+    return Comparison(number_flaw(numbers, "largest"), numbers)
 
 
-def ids_fault(ids: Tensor, vocabulary: int) -> str:
+def ids_flaw(ids: Tensor, vocabulary: int) -> str:
     """Returned ids must be ids of the vocabulary, none twice in a row."""
     if ids.numel() == 0:
         return f"ids {list(ids.shape)}: nothing to compare"
@@ -191,7 +191,7 @@ def summary(
     )
 
 
-def number_fault(numbers: Numbers, measure: str) -> str:
+def number_flaw(numbers: Numbers, measure: str) -> str:
     """The sentence for whichever of both limits is exceeded; empty within both."""
     if numbers.token_ratio > MULTIPLIER:
         return (
@@ -206,7 +206,7 @@ def number_fault(numbers: Numbers, measure: str) -> str:
     return ""
 
 
-def change_fault(before: Sequence[Scores], after: Sequence[Scores]) -> str:
+def change_flaw(before: Sequence[Scores], after: Sequence[Scores]) -> str:
     """What differs between two answers that must be equal bit for bit; empty if nothing."""
     if len(before) != len(after):
         return f"{len(before)} answers before, {len(after)} after"

@@ -1,4 +1,4 @@
-"""Planting one fault: edits to a copy of a fixture's checkpoint.
+"""Planting one flaw: edits to a copy of a fixture's checkpoint.
 
 An edit is a mapping with one key, the name of a function below. An edit that finds
 nothing to change is an error: the case would test nothing.
@@ -357,7 +357,8 @@ def edited(directory: Path, edits: Sequence[Edit]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mone-ref-case-") as temporary:
         copy = Path(temporary) / "checkpoint"
         shutil.copytree(directory, copy)
-        apply(copy, edits)
+        if edits:
+            apply(copy, edits)
         yield copy
 
 

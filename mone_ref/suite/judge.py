@@ -51,14 +51,14 @@ def of_answers(answers: Mapping[str, Answers], golden: Golden, compute: str) -> 
         for index, (scores, prompt) in enumerate(zip(given, golden.prompts, strict=True))
     ]
     place, worst = max(compared, key=lambda entry: badness(entry[1]))
-    if worst.fault:
-        return Judgement(Outcome.MISMATCH, f"{place}: {worst.fault}", numbers=worst.numbers)
+    if worst.flaw:
+        return Judgement(Outcome.MISMATCH, f"{place}: {worst.flaw}", numbers=worst.numbers)
     return Judgement(Outcome.OK, f"worst answer: {place}, within budget", numbers=worst.numbers)
 
 
 def badness(comparison: Comparison) -> tuple[bool, float]:
     """Order of comparisons: faulty ones last, then by their ratio to the budget."""
-    return bool(comparison.fault), comparison.ratio
+    return bool(comparison.flaw), comparison.ratio
 
 
 def of_refusal(failure: Failure, expected: Expected) -> Judgement:

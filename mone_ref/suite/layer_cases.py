@@ -86,7 +86,7 @@ def golden_path(root: Path, case: str) -> Path:
     return root / "conformance" / "goldens" / f"{case}.json"
 
 
-def faults(document: Mapping[str, Any], root: Path) -> Iterator[tuple[str, str]]:
+def flaws(document: Mapping[str, Any], root: Path) -> Iterator[tuple[str, str]]:
     """JSON path and message for what the schema cannot see in the layer of a case."""
     call, expect = document["call"], document["expect"]
     for name in sorted(set(CALLS[call]) - set(document.get("given", {}))):

@@ -12,10 +12,10 @@ from mone_ref.fill.layer_recipe import tensor
 from mone_ref.suite.compare import (
     Comparison,
     kind,
-    number_fault,
+    number_flaw,
     same,
     summary,
-    value_fault,
+    value_flaw,
 )
 from mone_ref.suite.layer_cases import LayerCase, LayerGolden, Rows, expected_rows
 
@@ -31,9 +31,9 @@ def compare_answer(case: LayerCase, answer: list[Tensor], dtype: str, compute: s
         return against_golden(answer[0], case.golden, compute)
     weights, ids = routes(case, dtype)  # [T, K]
     if case.call == "rewrite_routes":
-        fault = routes_fault(case, answer[0], answer[1], weights, ids)
-        if fault:
-            return Comparison(fault)
+        flaw = routes_flaw(case, answer[0], answer[1], weights, ids)
+        if flaw:
+            return Comparison(flaw)
     return constants(case, answer[-1], weights, ids, dtype)
 
 
@@ -45,7 +45,7 @@ def routes(case: LayerCase, dtype: str) -> tuple[Tensor, Tensor]:
     return given[-2], given[-1]
 
 
-def routes_fault(
+def routes_flaw(
     case: LayerCase, weights: Tensor, rows: Tensor, given_weights: Tensor, given_ids: Tensor
 ) -> str:
     """Rewritten routes ``[T, K]`` compare exactly, dtypes included (EXEC-3)."""
@@ -78,14 +78,14 @@ def constants(
     """
     name = "constants" if "constants" in case.expected else "output"
     expected = expected_rows(case.expected[name], name, (len(ids), case.width))
-    fault = output_form_fault(found, expected.values)
-    if fault:
-        return Comparison(fault)
+    flaw = output_form_flaw(found, expected.values)
+    if flaw:
+        return Comparison(flaw)
     bound = constant_bound(case, weights, ids, expected.values, getattr(torch, dtype))
     return Comparison(beyond(found.double(), expected, bound, name))
 
 
-def output_form_fault(found: Tensor, expected: Tensor) -> str:
+def output_form_flaw(found: Tensor, expected: Tensor) -> str:
     """A float tensor of the expected shape, or what it is instead."""
     if not found.is_floating_point() or found.shape != expected.shape:
         return f"the answer is {form(found)}, expected floats {list(expected.shape)}"
@@ -133,9 +133,9 @@ def constant_bound(
 
 def against_golden(found: Tensor, golden: LayerGolden, compute: str) -> Comparison:
     """Judge an output ``[T, H]`` by the number rule."""
-    fault = output_form_fault(found, golden.output) or value_fault(found.double(), golden.output)
-    if fault:
-        return Comparison(fault)
+    flaw = output_form_flaw(found, golden.output) or value_flaw(found.double(), golden.output)
+    if flaw:
+        return Comparison(flaw)
     budget = golden.budgets[compute]
     error = (found.double() - golden.output).abs()  # [T, H]
     rms = error.square().mean(dim=1).sqrt()  # [T]
@@ -144,4 +144,4 @@ def against_golden(found: Tensor, golden: LayerGolden, compute: str) -> Comparis
     )
     # There is no likeliest id in a layer's output.
     numbers = replace(numbers, argmax=float("nan"))
-    return Comparison(number_fault(numbers, "rms"), numbers)
+    return Comparison(number_flaw(numbers, "rms"), numbers)

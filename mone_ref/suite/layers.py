@@ -66,8 +66,8 @@ def at_size(bench: Bench, case: Case, layer: LayerCase, dtype: str, size: int) -
     rank, worst = max(enumerate(compared), key=lambda entry: judge.badness(entry[1]))
     place = f"{size} ranks, rank {rank}: " if layer.reduced else f"{size} ranks: "
     place = place if size > 1 else ""
-    if worst.fault:
-        return Judgement(Outcome.MISMATCH, f"{place}{worst.fault}", numbers=worst.numbers)
+    if worst.flaw:
+        return Judgement(Outcome.MISMATCH, f"{place}{worst.flaw}", numbers=worst.numbers)
     return Judgement(Outcome.OK, f"{place}{layer.call}() is right", numbers=worst.numbers)
 
 

@@ -104,8 +104,8 @@ class Harness:
         """A refusal proves nothing about an engine that refuses the twin as well."""
         assert case.twin is not None
         fixture, edits = case.twin
-        fault = self.bench.attempt(fixture, dtype, edits).fault
-        return Judgement(Outcome.VOID, f"the twin does not answer: {fault}") if fault else None
+        flaw = self.bench.attempt(fixture, dtype, edits).flaw
+        return Judgement(Outcome.VOID, f"the twin does not answer: {flaw}") if flaw else None
 
     def _refusal(self, case: Case, dtype: str) -> Judgement:
         attempt = self.bench.attempt(case.fixture, dtype, case.edits, case.features)

@@ -100,7 +100,8 @@ def conclusion(
     yield f"slowest      {slowest(results)}"
     if agreement is not None:
         yield from declarations(agreement)
-    yield f"coverage     {verdict.coverage}"
+    if verdict.word is not None:
+        yield f"coverage     {verdict.coverage}"
     yield f"verdict      {verdict}"
 
 
