@@ -7,8 +7,9 @@ ARGS    ?=
 
 VENV := .venv
 BIN  := $(VENV)/bin
+TORCH_STAMP := $(VENV)/.$(subst =,-,$(TORCH))
 
-.PHONY: conformance test test-all test-vllm vllm-environment lint format fixtures clean
+.PHONY: conformance test test-vllm vllm-environment lint format fixtures clean
 
 ifeq ($(BACKEND),vllm)
 conformance: vllm-environment
@@ -24,9 +25,6 @@ endif
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests $(ARGS)
 
-test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest tests -m "not vllm" $(ARGS)
-
 test-vllm: vllm-environment
 	.venv-vllm/bin/python -m pytest -m vllm tests/test_backend_vllm.py $(ARGS)
 
@@ -38,6 +36,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! grep -n '@@' README.md
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -46,9 +45,12 @@ format: $(VENV)/.dev
 fixtures: $(VENV)/.dev
 	$(BIN)/mone-ref fixtures check
 
-$(VENV)/.conformance: pyproject.toml
+$(TORCH_STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	touch $@
+
+$(VENV)/.conformance: pyproject.toml $(TORCH_STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[conformance]"
 	touch $@
 

@@ -113,6 +113,7 @@ def test_json_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert findings == [
         {
             "group": "MISSING_CONSTANT",
+            "detail": "absent",
             "code": "MISSING_CONSTANT/absent",
             "phase": "load",
             "severity": "error",
