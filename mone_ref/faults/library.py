@@ -88,7 +88,7 @@ REWRITE = "mone_ref.substitution", "rewrite_routes"
 READ = "mone_ref.loading", "read_constants"
 LOOP = "mone_ref.experts", "weighted_sum"
 RANK = "mone_ref.layer", "adds_constants"
-MISSING = "mone_ref.validate", "missing_constants"
+MISSING = "mone_ref.rules.constants", "missing_constants"
 
 FAULTS = {
     fault.id: fault
