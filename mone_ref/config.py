@@ -87,7 +87,7 @@ def parse(text: bytes, file: str = FILE) -> Config:
     """Read a config from its bytes; ``file`` is its name in messages.
 
     Raises ``Rejected`` with every error: ``CONFIG_JSON`` (FMT-22), ``CONFIG_MODEL``
-    (FMT-1), ``SUBSTITUTION`` (FMT-2 to FMT-26). All are noticed at ``parse``. Raises
+    (FMT-1), ``SUBSTITUTION`` (FMT-2 to FMT-30). All are noticed at ``parse``. Raises
     its subclass ``NotModelled`` where the only reason is a model that is not computed here.
     """
     fields = _open(text, file)

@@ -25,7 +25,7 @@ def check(fields: Fields, listed: Listed | None, named: Named | None) -> None:
 
     ``listed`` and ``named`` are what the two forms declare, None when not readable.
     """
-    _check_forms(fields)
+    _check_forms(fields, listed, named)
     _check_mone_block(fields)
     _check_other_holders(fields)
     _warn_near_misses(fields)
@@ -33,12 +33,13 @@ def check(fields: Fields, listed: Listed | None, named: Named | None) -> None:
         _check_init_tokens(fields, listed or {layer: tuple(ids) for layer, ids in named.items()})
 
 
-def _check_forms(fields: Fields) -> None:
-    """Refuse the explicit form beside the approx form (FMT-13) or misplaced (FMT-16)."""
+def _check_forms(fields: Fields, listed: Listed | None, named: Named | None) -> None:
+    """Refuse the explicit form beside the approx form (FMT-13, FMT-30) or misplaced (FMT-16)."""
     approx, declared = fields.find(APPROX), explicit.find(fields)
     if approx and declared:
         both = " and ".join(found.path for found in (*approx, *declared))
-        fields.report(Code.BOTH_FORMS, declared[0].path, both, "one form", "FMT-13")
+        clause = "FMT-30" if {} in (listed, named) else "FMT-13"
+        fields.report(Code.BOTH_FORMS, declared[0].path, both, "one form", clause)
     misplaced = [found.path for found in declared if found.path != explicit.PLACE]
     for path, node in _objects(*fields.holders[-1]):
         if path.endswith(f".{explicit.PATH[-1]}") and node.get("targets") is not None:

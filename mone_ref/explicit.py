@@ -7,6 +7,7 @@ change answers without a word (FMT-7 to FMT-11).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ ROUTER_SEMANTICS = {
 }
 WEIGHT_LAYOUT = "compact_retained_experts"
 FORMAT = "constant-v1"
+
+INTEGER = re.compile(r"[+-]?[0-9]+")
+"""A layer index in a path, in any spelling; ``CANONICAL`` is the one that is accepted."""
 
 TEXT_DECODER = "language_model"
 """Outer module under which a multimodal model holds its decoder."""
@@ -87,8 +91,7 @@ def _read_block(fields: Fields, block: Found, bounds: Bounds) -> Named:
     if not _is_object(fields, block):
         return {}
     version = _member(block, "version")
-    spelled = isinstance(version.value, float) and version.value == VERSION  # 1.0
-    _fixed(fields, version, VERSION, Code.VERSION, "FMT-20" if spelled else "FMT-7")
+    _fixed(fields, version, VERSION, Code.VERSION, "FMT-7")
     _check_router_semantics(fields, _member(block, "router_semantics"))
     targets = _member(block, "targets")
     _warn_unknown(fields, block, ("version", "router_semantics", "targets"))
@@ -117,7 +120,8 @@ def _check_router_semantics(fields: Fields, found: Found) -> None:
     known = isinstance(value, dict) and value.keys() == ROUTER_SEMANTICS.keys()
     if not known or any(value[key] is not flag for key, flag in ROUTER_SEMANTICS.items()):
         expected = f"exactly {show(ROUTER_SEMANTICS, limit=200)}"
-        fields.report(Code.ROUTER_SEMANTICS, found.path, _seen(found), expected, "FMT-8")
+        clause = "FMT-20" if value == ROUTER_SEMANTICS else "FMT-8"  # 0 equals False
+        fields.report(Code.ROUTER_SEMANTICS, found.path, _seen(found), expected, clause)
 
 
 # -- targets
@@ -126,14 +130,14 @@ def _check_router_semantics(fields: Fields, found: Found) -> None:
 def _target_layer(fields: Fields, where: str, path: str, bounds: Bounds) -> int | None:
     """The decoder layer whose experts a path names; None with a problem."""
     parts = path.split(".")
-    indices = [part for part in parts if part.isascii() and part.isdigit()]
+    indices = [part for part in parts if INTEGER.fullmatch(part)]
     if len(indices) != 1:
         found, expected = f"{len(indices)} layer indices", "a path with exactly one layer index"
         fields.report(Code.TARGET_PATH, where, found, expected, "FMT-11")
         return None
     (index,) = indices
     if not CANONICAL.fullmatch(index):
-        expected = "a decimal layer index without leading zero"
+        expected = "a decimal layer index without sign or leading zero"
         fields.report(Code.TARGET_PATH, where, f"index {show(index)}", expected, "FMT-21")
         return None
     if bounds.family and not _names_experts(bounds.family, parts, parts.index(index)):
@@ -259,9 +263,13 @@ def _is_object(fields: Fields, found: Found) -> bool:
 
 
 def _fixed(fields: Fields, found: Found, only: Any, code: Code, clause: str) -> None:
-    """Report a value that is not the one the format has; 1.0 and ``true`` are not 1."""
+    """Report a value that is not the one the format has; 1.0 and ``true`` are not 1.
+
+    Under ``clause``, or under FMT-20 where nothing or that value in another type is given.
+    """
     if type(found.value) is not type(only) or found.value != only:
-        fields.report(code, found.path, _seen(found), show(only), clause)
+        meant = found.value in (None, only, str(only))
+        fields.report(code, found.path, _seen(found), show(only), "FMT-20" if meant else clause)
 
 
 def _warn_unknown(fields: Fields, found: Found, known: tuple[str, ...]) -> None:

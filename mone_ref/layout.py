@@ -18,7 +18,7 @@ def expected(config: Config) -> dict[str, Shape]:
 
 @lru_cache(maxsize=1)
 def constants(config: Config) -> Mapping[str, Shape]:
-    """The constants, one ``[H]`` per substituted expert (FMT-5) or per name, if shared (FMT-6)."""
+    """The constants, one ``[H]`` per substituted expert (FMT-5) or per name, if shared (FMT-29)."""
     return {
         name: (config.model.hidden_size,)
         for layer in config.substitution.layers.values()

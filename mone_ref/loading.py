@@ -78,7 +78,7 @@ class Model:
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """Change constants in place, by their names in the checkpoint (UPD-1).
 
-        A name that several experts share changes all of them (FMT-6); all other constants
+        A name that several experts share changes all of them (FMT-29); all other constants
         keep their values. Raises ``Rejected`` (phase ``update``) with every problem, and
         then nothing has changed (UPD-2): ``UPDATE``, ``CONSTANT_SHAPE``,
         ``NON_FINITE_CONSTANT`` (UPD-3).

@@ -497,6 +497,13 @@ EXPLICIT = {
         }
     }
 }
+TARGETS = {
+    "model.layers.0.mlp.experts": {
+        "num_logical_experts": 8,
+        "weight_layout": "compact_retained_experts",
+        "replacements": {"2": {"format": "constant-v1", "tensors": {"value": "novice"}}},
+    }
+}
 EXPLICIT_PATH = "compression_config.transform_config.expert_substitution"
 
 
@@ -526,16 +533,27 @@ def test_different_copies(other: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("approx", [LIST, {}])
+@pytest.mark.parametrize(
+    ("approx", "targets", "clause"),
+    [
+        (LIST, TARGETS, "FMT-13"),
+        ({}, TARGETS, "FMT-30"),
+        ({"1": []}, TARGETS, "FMT-30"),
+        (LIST, {}, "FMT-30"),
+        ({}, {}, "FMT-30"),
+    ],
+)
 @pytest.mark.parametrize("in_text", [False, True])
-def test_both_forms(approx: Any, in_text: bool) -> None:
+def test_both_forms(approx: Any, targets: Any, clause: str, in_text: bool) -> None:
     """Also when one of them declares nothing: two truths, whichever is read."""
     declared = {"approximate_experts": approx}
     changes = {"text_config": declared} if in_text else declared
+    block = EXPLICIT["transform_config"]["expert_substitution"] | {"targets": targets}
+    explicit = {"transform_config": {"expert_substitution": block}}
     with pytest.raises(Rejected) as caught:
-        config.parse(cfg(compression_config=EXPLICIT, **changes))
+        config.parse(cfg(compression_config=explicit, **changes))
     (problem,) = caught.value.problems
-    assert (problem.code, problem.clause) == (Code.BOTH_FORMS, "FMT-13")
+    assert (problem.code, problem.clause) == (Code.BOTH_FORMS, clause)
     holder = "$.text_config" if in_text else "$"
     assert problem.found == f"{holder}.approximate_experts and $.{EXPLICIT_PATH}"
 

@@ -198,32 +198,36 @@ NOT_OBJECTS = (None, [], "x", 1, True)
 
 BAD_MEMBERS: list[tuple[Path, Any, Code, str]] = [
     *((("version",), value, Code.VERSION, "FMT-7")
-      for value in (True, "1", 2, 0, None, [1], {})),
-    (("version",), 1.0, Code.VERSION, "FMT-20"),
-    (("version",), 1.5, Code.VERSION, "FMT-7"),
+      for value in (2, 0, 1.5, "one", False, [1], {})),
+    *((("version",), value, Code.VERSION, "FMT-20") for value in (True, 1.0, "1", None)),
     *((("router_semantics",), value, Code.ROUTER_SEMANTICS, "FMT-8")
       for value in (
           None, {}, [], True,
           {key: value for key, value in SEMANTICS.items() if key != "preserve_router_weights"},
           {**SEMANTICS, "renormalize_after_substitution": True},
-          {**SEMANTICS, "renormalize_after_substitution": 0},
-          {**SEMANTICS, "preserve_router_weights": 1},
-          {**SEMANTICS, "preserve_router_weights": 1.0},
           {**SEMANTICS, "preserve_router_weights": "true"},
           {**SEMANTICS, "preserve_router_weights": None},
           {**SEMANTICS, "temperature": None},
+      )),
+    *((("router_semantics",), {**SEMANTICS, key: value}, Code.ROUTER_SEMANTICS, "FMT-20")
+      for key, value in (
+          ("renormalize_after_substitution", 0),
+          ("preserve_router_weights", 1),
+          ("preserve_router_weights", 1.0),
       )),
     *((("targets",), value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
     *((("targets", FIRST), value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
     *((("targets", FIRST, "num_logical_experts"), value, Code.EXPERT_COUNT, "FMT-24")
       for value in (3, 5, 0, 4.0, "4", True, None)),
     *((("targets", FIRST, "weight_layout"), value, Code.WEIGHT_LAYOUT, "FMT-9")
-      for value in ("dense", "Compact_retained_experts", "", None, [], True)),
+      for value in ("dense", "Compact_retained_experts", "", [], True)),
+    (("targets", FIRST, "weight_layout"), None, Code.WEIGHT_LAYOUT, "FMT-20"),
     *((("targets", FIRST, "replacements"), value, Code.EXPLICIT_FORM, "FMT-20")
       for value in NOT_OBJECTS),
     *((ONE, value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
     *(((*ONE, "format"), value, Code.REPLACEMENT_FORMAT, "FMT-10")
-      for value in ("linear-v1", "constant-v2", "constant", "", None, 1)),
+      for value in ("linear-v1", "constant-v2", "constant", "", 1)),
+    ((*ONE, "format"), None, Code.REPLACEMENT_FORMAT, "FMT-20"),
     *(((*ONE, "tensors"), value, Code.EXPLICIT_FORM, "FMT-20") for value in NOT_OBJECTS),
     *((LEAF, value, Code.CONSTANT_NAME, "FMT-20") for value in (None, "", 5, True, ["a"], {})),
 ]  # fmt: skip
@@ -258,11 +262,12 @@ BAD_PATHS: list[tuple[str, Code, str]] = [
     # No layer index, or several.
     *((path, Code.TARGET_PATH, "FMT-11")
       for path in ("mlp.experts", "", "model.layers.mlp.experts", "model.layers0.mlp.experts",
-                   "model.layers.-1.mlp.experts", "model.layers.1.mtp.0.mlp.experts",
+                   "model.layers.1.mtp.0.mlp.experts", "model.layers.-1.mtp.0.mlp.experts",
                    "model.layers.1.mlp.experts.3", "model.layers.\u0661.mlp.experts",
                    "model.layers.\u00b2.mlp.experts", "model.layers. 1.mlp.experts")),
     *((path, Code.TARGET_PATH, "FMT-21")
-      for path in ("model.layers.01.mlp.experts", "model.layers.00.mlp.experts")),
+      for path in ("model.layers.01.mlp.experts", "model.layers.00.mlp.experts",
+                   "model.layers.-1.mlp.experts", "model.layers.+1.mlp.experts")),
     # Another leaf, another stack.
     *((path, Code.TARGET_UNBOUND, "FMT-25")
       for path in ("model.layers.1.typo", "foo.1", "1", "1.mlp.experts", "model.1.mlp.experts",

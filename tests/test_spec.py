@@ -45,10 +45,10 @@ SHA256_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 # Ids are never renumbered and never used again; a new clause goes at the end of its group.
 PUBLISHED = {
     "GEN": 3,
-    "FMT": 27,
-    "SEM": 9,
+    "FMT": 30,
+    "SEM": 10,
     "EXEC": 6,
-    "LOAD": 12,
+    "LOAD": 13,
     "UPD": 5,
     "CAP": 13,
     "PAR": 4,

@@ -253,6 +253,10 @@ EDITS: dict[str, tuple[Edit, Expected]] = {
     "gate and up fused in one expert": (
         fuse_gate_up, [(Code.FUSED_EXPERTS, E, expert(0, 2, "gate_up_proj.weight"), "CAP-11")],
     ),
+    "fused experts beside separate ones": (
+        lambda d: d.put("model.layers.0.mlp.experts.down_proj", [4, 4, 3]),
+        [(Code.FUSED_EXPERTS, E, "model.layers.0.mlp.experts.down_proj", "LOAD-13")],
+    ),
     "projection of a substituted expert left": (
         lambda d: d.put(expert(0, 3, "up_proj.weight"), [3, 4]),
         [(Code.LEFTOVER_EXPERT, W, expert(0, 3, "up_proj.weight"), "LOAD-2")],
@@ -271,7 +275,7 @@ EDITS: dict[str, tuple[Edit, Expected]] = {
     ),
     "router missing": (lambda d: d.drop(ROUTER), [(Code.MISSING_TENSOR, E, ROUTER, "FMT-1")]),
     "router with rows deleted": (
-        lambda d: d.put(ROUTER, [2, 4]), [(Code.TENSOR_SHAPE, E, ROUTER, "FMT-1")],
+        lambda d: d.put(ROUTER, [2, 4]), [(Code.TENSOR_SHAPE, E, ROUTER, "FMT-28")],
     ),
     "attention of another size": (lambda d: d.put(Q, [4, 5]), [(Code.TENSOR_SHAPE, E, Q, "")]),
     "projection of another size": (
