@@ -14,16 +14,27 @@ from mone_ref.rules import naming, shared
 
 
 def fused_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
-    """No tensor that holds several projections or experts of a layer (CAP-11).
+    """No tensor that holds several projections or experts of a layer (CAP-11, LOAD-13).
 
     On a substituted layer the format forbids it; on any other it is not read here.
     """
     for layer, names in shared.fused_layers(config, checkpoint).items():
-        substituted = layer in config.substitution.layers
+        clause = ""
+        if layer in config.substitution.layers:
+            clause = "LOAD-13" if _has_separate(config, checkpoint, layer) else "CAP-11"
         found = f"fused {some(names, 'tensor')}"
         expected = "one tensor per expert and projection: unfuse them under logical ids"
-        clause = "CAP-11" if substituted else ""
         yield _problem(Code.FUSED_EXPERTS, checkpoint, names[0], found, expected, clause)
+
+
+def _has_separate(config: Config, checkpoint: Checkpoint, layer: int) -> bool:
+    """Whether every retained expert of a layer has its own projections."""
+    family = config.model.family
+    return all(
+        family.projection_name(layer, expert, part) in checkpoint.tensors
+        for expert in config.substitution.layer(layer, config.model.num_experts).retained
+        for part in family.projections
+    )
 
 
 def retained_experts(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:

@@ -49,14 +49,14 @@ def model_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 def tensor_shapes(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Every tensor of the model has the shape that the config implies.
 
-    A router with fewer than E rows is the common case: experts were deleted (FMT-1).
+    A router with fewer than E rows is the common case: experts were deleted (FMT-28).
     """
     routers = _routers(config)
     for name, shape in layout.of_model(config).items():
         entry = checkpoint.tensors.get(name)
         if entry and entry.shape != shape:
             found, expected = f"shape {show(list(entry.shape))}", show(list(shape))
-            clause = "FMT-1" if name in routers else ""
+            clause = "FMT-28" if name in routers else ""
             yield _problem(Code.TENSOR_SHAPE, checkpoint, name, found, expected, clause)
 
 
