@@ -118,12 +118,16 @@ class Bench:
     def control_differs(self, case: Case, dtype: str) -> Judgement | None:
         """Not judged, when the engine refuses the base model or reads it differently (GEN-3).
 
+        The control is loaded with the features of the case: an engine that quantises, or
+        computes in another type for a feature, does so without a substituted expert too.
         Only numbers are a reading: an engine that answers NaN, fails or never answers is
         judged on the case itself.
         """
-        control = self.judge_attempt(self.attempt(case.control, dtype), case.control, dtype)
+        attempt = self.attempt(case.control, dtype, features=case.features)
+        control = self.judge_attempt(attempt, case.control, dtype)
         read = control.outcome is Outcome.MISMATCH and control.numbers is not None
         if not read and control.outcome is not Outcome.WRONGLY_REFUSED:
             return None
-        found = f"base model differs: {case.control}: {control.outcome}: {control.found}"
+        asked = " with ".join((case.control, *sorted(case.features)))
+        found = f"base model differs: {asked}: {control.outcome}: {control.found}"
         return Judgement(Outcome.NOT_JUDGED, found, evidence=control.evidence)
