@@ -31,7 +31,6 @@ from mone_ref.backend import (
     Session,
 )
 from mone_ref.backends import vllm_layer
-from mone_ref.suite.memory import fresh_memory_is_nan
 
 KV_CACHE_BYTES = 1 << 24
 """Key-value cache of a run; with a fixed size vLLM measures no memory and warms nothing up."""
@@ -51,7 +50,6 @@ CPU_ENVIRONMENT = {
 }
 
 WORKAROUNDS = (
-    "uninitialised memory is NaN while loading: weights never loaded cannot be right by luck",
     "ranks of a layer are built one after the other in one process, each told its rank",
     "quantised experts are requested in bfloat16 where float32 was asked: vLLM has no float32 form",
 )
@@ -110,7 +108,7 @@ class VllmBackend(Backend):
         self._leave()
         arguments = engine_arguments(checkpoint, options, self._cuda)
         try:
-            with _heap_left_alone(), fresh_memory_is_nan():
+            with _heap_left_alone():
                 llm = LLM(**arguments)
         except BaseException as error:
             _drop_frames(error)

@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from mone_ref.backend import Backend, LoadOptions, Scores, Session, capable
 from mone_ref.errors import Phase
 from mone_ref.suite.compare import form_flaw
 from mone_ref.suite.guard import Failure, Guard
+from mone_ref.suite.memory import fresh_memory_is_nan
 
 METHODS = ("update", "reload", "expert_rows")
 Prompts = Sequence[Sequence[int]]
@@ -63,7 +66,11 @@ class Opened:
 
 
 class Engine:
-    """A backend whose every call is guarded."""
+    """A backend whose every call is guarded.
+
+    What it allocates while it loads or changes a model is NaN until it is written, so that
+    a weight that was never loaded cannot be right by luck.
+    """
 
     def __init__(self, backend: Backend, guard: Guard) -> None:
         self.backend = backend
@@ -81,10 +88,29 @@ class Engine:
                 opened.closing = closed if isinstance(closed, Failure) else None
 
     def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        session = self.backend.load(checkpoint, options)
+        with fresh_memory_is_nan():
+            session = self.backend.load(checkpoint, options)
         if not isinstance(session, Session):
             raise TypeError(f"load() returned {type(session).__name__}, not a Session")
         return session
+
+    def update(self, session: Session, tensors: Mapping[str, Tensor]) -> Failure | None:
+        """Direct update of a loaded model."""
+
+        def change() -> None:
+            with fresh_memory_is_nan():
+                session.update(tensors)
+
+        return self.guard.call(Phase.UPDATE, change)
+
+    def reload(self, session: Session, checkpoint: Path) -> Failure | None:
+        """Layerwise reload of a loaded model."""
+
+        def change() -> None:
+            with fresh_memory_is_nan():
+                session.reload(checkpoint)
+
+        return self.guard.call(Phase.RELOAD, change)
 
     def score(self, session: Session, prompts: Prompts) -> Answers | Failure:
         """Answers to prompts in one batch."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mone_ref.backend import Session
-from mone_ref.errors import Phase
 from mone_ref.suite import judge
 from mone_ref.suite.attempt import Engine
 from mone_ref.suite.bench import Bench
@@ -50,14 +49,14 @@ def refused(bench: Bench, case: Case, change: Change, dtype: str) -> Judgement:
     return judge.closed(judgement, opened.closing)
 
 
-def hand_over(bench: Bench, case: Case, change: Change, session: Session) -> object:
-    """Make the change. Returns a ``Failure``, or what the engine returned."""
+def hand_over(bench: Bench, case: Case, change: Change, session: Session) -> Failure | None:
+    """Make the change; why it failed, if it did."""
     source = bench.checkpoint(change.source)
     if case.kind is Kind.RELOAD_REFUSAL:
         with edited(source, change.edits) as directory:
-            return bench.engine.guard.call(Phase.RELOAD, lambda: session.reload(directory))
+            return bench.engine.reload(session, directory)
     tensors = changed_tensors(bench.checkpoint(case.fixture), source, change.edits)
-    return bench.engine.guard.call(Phase.UPDATE, lambda: session.update(tensors))
+    return bench.engine.update(session, tensors)
 
 
 def answers_after(bench: Bench, change: Change, session: Session, dtype: str) -> Judgement:
