@@ -27,8 +27,9 @@ from mone_ref.backend import (
     Scores,
     Session,
 )
-from mone_ref.backends.reference import ReferenceBackend
+from mone_ref.backends.reference import ReferenceBackend, ReferenceSession
 from mone_ref.errors import Code, Phase, Rejected
+from mone_ref.moe import MoeLayer
 
 
 class Wrapped(Session):
@@ -284,6 +285,87 @@ class ReusesItsBuffer(Honest):
                 answers.append(Scores(rows.copy_(answer.logprobs)))
                 start += len(rows)
             return answers
+
+
+# -- about a configuration that is accepted
+
+
+class AcceptsQuantisation(Honest):
+    """Takes quantised experts on any model, and does nothing about them: conforms."""
+
+    features = frozenset({"quantized_experts"})
+
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        session = self.reference.load(checkpoint, self.plain(options))
+        assert isinstance(session, ReferenceSession)
+        if options.features:
+            for layer in session.model.weights.moe_layers.values():
+                self.configure(layer)
+        return session
+
+    def plain(self, options: LoadOptions) -> LoadOptions:
+        return replace(options, features=frozenset())
+
+    def configure(self, layer: MoeLayer) -> None:
+        pass
+
+
+class Quantises(AcceptsQuantisation):
+    """Rounds the experts to two fraction bits, with and without a substituted one."""
+
+    def configure(self, layer: MoeLayer) -> None:
+        for weights in (layer.experts.gate, layer.experts.up, layer.experts.down):
+            weights.copy_(weights.to(torch.float8_e5m2))
+
+
+class QuantisesInBfloat16(AcceptsQuantisation):
+    """Computes in a narrower type than was asked, where experts are to be quantised."""
+
+    def plain(self, options: LoadOptions) -> LoadOptions:
+        dtype = "bfloat16" if options.features else options.dtype
+        return replace(super().plain(options), dtype=dtype)
+
+
+class QuantisesConstantsAway(AcceptsQuantisation):
+    """Right on a model without constants, which are lost."""
+
+    def configure(self, layer: MoeLayer) -> None:
+        layer.constants.zero_()
+
+
+# -- about memory
+
+
+class LeavesARowUnwritten(Honest):
+    """Never writes the first expert row that it allocates."""
+
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        session = self.reference.load(checkpoint, options)
+        assert isinstance(session, ReferenceSession)
+        for layer in session.model.weights.moe_layers.values():
+            layer.experts.down[0] = torch.empty_like(layer.experts.down[0])
+        return session
+
+
+class LosesARowOnUpdate(Honest):
+    """Moves its constants to new memory when some change, and fills in only those."""
+
+    class session(Wrapped):
+        def update(self, tensors: Mapping[str, Tensor]) -> None:
+            assert isinstance(self.inner, ReferenceSession)
+            for layer in self.inner.model.weights.moe_layers.values():
+                layer.constants = torch.empty_like(layer.constants)
+            self.inner.update(tensors)
+
+
+class ReloadsNothing(Honest):
+    """Takes new memory for every constant on a reload, and leaves it at that."""
+
+    class session(Wrapped):
+        def reload(self, checkpoint: Path) -> None:
+            assert isinstance(self.inner, ReferenceSession)
+            for layer in self.inner.model.weights.moe_layers.values():
+                layer.constants = torch.empty_like(layer.constants)
 
 
 # -- about sessions

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fake_engines as fakes
 import pytest
+import torch
 
 from mone_ref.backend import Backend
 from mone_ref.suite import cases, errormap, spec, verdict
@@ -23,6 +24,8 @@ OUTPUT = "outputs/olmoe-approx"
 ROWS = "rows/olmoe-approx"
 MISSING = "load/missing-constant"
 LORA = "unsupported/lora"
+QUANTISED = "unsupported/quantized-experts"
+CONTROL_FIXTURE = "olmoe-approx-plain"
 UPDATE = "update/single-constants"
 BAD_UPDATE = "update/bad-tensor-changes-nothing"
 RELOAD = "update/reload-refused"
@@ -52,7 +55,7 @@ EXPECTED: dict[type[Backend], tuple[dict[str, str], Word]] = {
     fakes.AcceptsEverything: (
         {
             MISSING: "wrongly-accepted",
-            LORA: "mismatch",
+            LORA: "not-judged",
             BAD_UPDATE: "wrongly-accepted",
             RELOAD: "mismatch",
             RELOAD_KEEPS: "not-exercised",
@@ -179,6 +182,48 @@ def test_words_that_no_map_knows_are_no_refusal(chosen):
     engine = fakes.HasItsOwnWords()
     result = Harness(engine, engine.describe(), ROOT).run(case, "float32")
     assert str(result.outcome) == "errored"
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "found"),
+    [
+        (fakes.AcceptsQuantisation, "ok", "within budget"),
+        (fakes.Quantises, "not-judged", f"{CONTROL_FIXTURE} with quantized_experts: mismatch"),
+        (fakes.QuantisesInBfloat16, "not-judged", f"{CONTROL_FIXTURE} with quantized_experts"),
+        (fakes.QuantisesConstantsAway, "mismatch", "over 3 x its budget"),
+    ],
+)
+def test_a_configuration_is_judged_where_the_control_with_it_is_right(kind, outcome, found):
+    by_id = {case.id: case for case in cases.load(ROOT)}
+    judge = harness(kind)
+    result = judge.run(by_id[QUANTISED], "float32")
+    assert str(result.outcome) == outcome
+    assert found in result.found
+    # Without the configuration nothing is different.
+    assert str(judge.run(by_id[OUTPUT], "float32").outcome) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        (fakes.LeavesARowUnwritten, OUTPUT),
+        (fakes.LosesARowOnUpdate, UPDATE),
+        (fakes.ReloadsNothing, RELOAD),
+    ],
+)
+def test_memory_that_was_never_written_is_nan(kind, case, chosen, monkeypatch):
+    # With luck it holds what was there before: zeros, or the right numbers.
+    right = torch.empty_like
+
+    def clean(like: torch.Tensor) -> torch.Tensor:
+        fresh = right(like)
+        return fresh if fresh.isnan().all() else fresh.copy_(like)
+
+    monkeypatch.setattr(torch, "empty_like", clean)
+    result = harness(kind).run(next(one for one in chosen if one.id == case), "float32")
+    assert str(result.outcome) == "mismatch"
+    assert "NaN in the answer" in result.found
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_a_case_at_a_dtype_that_is_not_run_is_not_applicable(chosen):
