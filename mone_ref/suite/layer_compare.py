@@ -48,13 +48,15 @@ def routes(case: LayerCase, dtype: str) -> tuple[Tensor, Tensor]:
 def routes_flaw(
     case: LayerCase, weights: Tensor, rows: Tensor, given_weights: Tensor, given_ids: Tensor
 ) -> str:
-    """Rewritten routes ``[T, K]`` compare exactly, dtypes included (EXEC-3)."""
-    for name, found, given in (("weights", weights, given_weights), ("rows", rows, given_ids)):
-        if found.dtype != given.dtype or found.shape != given.shape:
-            return f"{name}: {form(found)}, expected {form(given)}"
+    """Rewritten routes ``[T, K]`` compare exactly; rows may be integers of any width (EXEC-3)."""
+    if weights.dtype != given_weights.dtype or weights.shape != given_weights.shape:
+        return f"weights: {form(weights)}, expected {form(given_weights)}"
+    if not is_integer(rows) or rows.shape != given_ids.shape:
+        return f"rows: {form(rows)}, expected integers {list(given_ids.shape)}"
+    for name, found in (("weights", weights), ("rows", rows.long())):
         if name not in case.expected:
             continue
-        expected = tensor(case.expected[name], name, tuple(given.shape), given.dtype)  # [T, K]
+        expected = tensor(case.expected[name], name, tuple(found.shape), found.dtype)  # [T, K]
         if not same(expected, found):
             token = int((expected != found).any(dim=1).nonzero()[0])
             return (
@@ -62,6 +64,11 @@ def routes_flaw(
                 f"expected {expected[token].tolist()}"
             )
     return ""
+
+
+def is_integer(value: Tensor) -> bool:
+    """Whether a tensor holds integers of any width; truth values are none."""
+    return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
 
 
 def form(value: Tensor) -> str:

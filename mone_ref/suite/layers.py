@@ -55,8 +55,8 @@ def at_size(bench: Bench, case: Case, layer: LayerCase, dtype: str, size: int) -
         if isinstance(answer, Failure):
             return of_failure(case, answer)
         if isinstance(answer, Changed):
-            found = f"{layer.call}() changed its argument {answer.argument}; in_place is not set"
-            return Judgement(Outcome.MISMATCH, found)
+            found = f"{layer.call}() changed its argument {answer.argument}: declare in_place"
+            return Judgement(Outcome.ERRORED, found)
         answers.append(answer)
     if not layer.reduced:
         answers = [summed(answers)]
