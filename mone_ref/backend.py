@@ -204,7 +204,7 @@ class LayerSession:
     """One MoE layer, with the weights and the substitution of its ``LayerSpec``.
 
     Every method is optional: some kernels are one step of a layer. ``in_place`` says that
-    calls may change the tensors they are given.
+    calls may change the tensors they are given; a change that it does not announce is an error.
     """
 
     in_place = False
