@@ -1,9 +1,9 @@
 """How far honest runs and planted faults stand from the budgets, fixture by fixture.
 
-A ratio is the worst token's error over its budget ``b``, or the largest error over ``M``,
-whichever is larger; the number rule passes up to 3. Honest: re-runs of the oracle in each
-dtype, with one and two threads and with columns in ten orders that no budget was made from.
-Faults: the smallest ratio over the fixtures that show the fault at all.
+A ratio is what the suite itself compares: the worst token's error over its budget ``b``, or
+the largest error over ``M``, whichever is larger; up to 3 passes. Honest: re-runs of the
+oracle in each dtype, with one and two threads and with columns in ten orders that no budget
+was made from. Faults: on how many fixtures each is seen, and the weakest ratio there.
 
     python benchmarks/budget_ratios.py
 """
@@ -16,28 +16,28 @@ import torch
 
 import mone_ref
 from mone_ref import faults
+from mone_ref.backend import Scores
 from mone_ref.fill import fixture
 from mone_ref.fill.fixture import Fixture
 from mone_ref.fill.variants import STORAGE, permuted
 from mone_ref.loading import Model
+from mone_ref.suite import golden
+from mone_ref.suite.compare import MULTIPLIER, compare
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 COMPUTE_TYPES = ("float32", "bfloat16", "float16")
 FRESH_SEEDS = range(100, 110)
-MULTIPLIER = 3
+WIDTH = 30
 
 
 def ratio(model: Model, one: Fixture, compute_type: str) -> float:
-    """Worst ``e / b`` over all tokens, or ``max error / M``, over all prompts."""
-    golden = one.golden()
-    worst = 0.0
-    for index in range(len(one.recipe.prompts)):
-        found = model.score([golden[f"prompt.{index}.ids"].tolist()])[0]
-        error = found - golden[f"prompt.{index}.logprobs"]  # [T, V]
-        per_token = error.square().mean(-1).sqrt() / golden[f"prompt.{index}.{compute_type}.token"]
-        top = error.abs().max() / golden[f"prompt.{index}.{compute_type}.max"]
-        worst = max(worst, float(per_token.max()), float(top))
-    return worst
+    """Worst ratio over all prompts of a fixture."""
+    pinned = golden.read(one.directory / "golden.safetensors")
+    answers = model.score(pinned.ids)
+    return max(
+        compare(Scores(answer), prompt, compute_type).ratio
+        for answer, prompt in zip(answers, pinned.prompts, strict=True)
+    )
 
 
 def honest(one: Fixture, compute_type: str) -> float:
@@ -53,27 +53,32 @@ def honest(one: Fixture, compute_type: str) -> float:
     return max(found)
 
 
+def seen(fault: faults.Fault, everything: list[Fixture], compute_type: str) -> str:
+    """``weakest ratio (fixtures that show it / all)``."""
+    with faults.planted(fault):
+        found = [
+            ratio(mone_ref.load(one.checkpoint, STORAGE[compute_type]), one, compute_type)
+            for one in everything
+        ]
+    visible = [value for value in found if value > MULTIPLIER]
+    weakest = f"{min(visible):.1f} " if visible else ""
+    return f"{weakest}({len(visible)}/{len(found)})"
+
+
 def main() -> None:
     """Print both tables."""
     everything = [fixture.read(path.parent) for path in sorted(FIXTURES.glob("*/recipe.yaml"))]
-    print(f"{'worst honest e/b (limit 3)':28}" + "".join(f"{c:>12}" for c in COMPUTE_TYPES))
+    heads = "".join(f"{name:>20}" for name in COMPUTE_TYPES)
+    print(f"{f'worst honest (limit {MULTIPLIER:g})':{WIDTH}}{heads}")
     for one in everything:
-        cells = [f"{honest(one, c):12.2f}" for c in COMPUTE_TYPES]
-        print(f"{one.recipe.name:28}" + "".join(cells))
+        cells = "".join(f"{honest(one, name):20.2f}" for name in COMPUTE_TYPES)
+        print(f"{one.recipe.name:{WIDTH}}{cells}", flush=True)
 
-    print(f"\n{'fault: weakest visible e/b':28}" + "".join(f"{c:>12}" for c in COMPUTE_TYPES))
+    print(f"\n{'fault: weakest (seen on)':{WIDTH}}{heads}")
     substituted = [one for one in everything if not one.recipe.is_plain]
     for fault in faults.FAULTS.values():
-        cells = []
-        for compute_type in COMPUTE_TYPES:
-            with faults.planted(fault):
-                found = [
-                    ratio(mone_ref.load(o.checkpoint, STORAGE[compute_type]), o, compute_type)
-                    for o in substituted
-                ]
-            visible = [value for value in found if value > MULTIPLIER]
-            cells.append(f"{min(visible):12.1f}" if visible else f"{'(load)':>12}")
-        print(f"{fault.id:28}" + "".join(cells))
+        cells = "".join(f"{seen(fault, substituted, name):>20}" for name in COMPUTE_TYPES)
+        print(f"{fault.id:{WIDTH}}{cells}", flush=True)
 
 
 if __name__ == "__main__":

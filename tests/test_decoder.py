@@ -18,9 +18,9 @@ import mone_ref
 from mone_ref.fill.fixture import GOLDEN_TOLERANCE
 from mone_ref.fill.golden import budget
 from mone_ref.fill.variants import UNIT_ROUNDOFF, variants
+from mone_ref.suite.compare import MULTIPLIER
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 97]
-MULTIPLIER = 3  # the number rule (SPEC, Numbers)
 
 
 SIZES = {

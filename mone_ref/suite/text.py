@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -74,10 +74,14 @@ def reproduce(result: Result, command: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def engine(info: BackendInfo) -> str:
-    """The engine in one line."""
+def engine(info: BackendInfo, dtypes: Collection[str]) -> str:
+    """The engine in one line, with the dtypes it was judged at."""
     parts = [f"{name} {version}" for name, version in info.components.items()]
-    compute = [name if name == how else f"{name} in {how}" for name, how in info.compute.items()]
+    compute = [
+        name if name == how else f"{name} in {how}"
+        for name, how in info.compute.items()
+        if name in dtypes
+    ]
     about = ", ".join([info.device, *compute, *parts])
     return f"{info.name} {info.version} ({about})"
 
@@ -90,7 +94,7 @@ def conclusion(
     reliable: bool,
 ) -> Iterator[str]:
     """The block at the end of a run."""
-    yield f"engine       {engine(info)}"
+    yield f"engine       {engine(info, dtypes(results))}"
     yield from (f"work-around  {workaround}" for workaround in info.workarounds)
     if not reliable:
         yield "error map    declares itself unreliable: codes of refusals may be wrong"
@@ -103,6 +107,11 @@ def conclusion(
     if verdict.word is not None:
         yield f"coverage     {verdict.coverage}"
     yield f"verdict      {verdict}"
+
+
+def dtypes(results: Iterable[Result]) -> set[str]:
+    """Dtypes at which something was asked."""
+    return {each.dtype for each in results if each.outcome is not Outcome.NOT_APPLICABLE}
 
 
 def unasked(results: Iterable[Result]) -> list[tuple[str, int]]:
@@ -153,7 +162,7 @@ def markdown(
     """A summary for a CI job: the verdict, then every case that is not ok."""
     parts = [
         f"## {verdict}",
-        f"{engine(info)}, judged on expert substitution by mone-ref: {verdict.coverage}.",
+        f"{engine(info, dtypes(results))}, judged on expert substitution by mone-ref: {verdict.coverage}.",
         table(("outcome", "cases"), counts(results).items()),
     ]
     rows = [
