@@ -160,9 +160,10 @@ def markdown(
     statements: Mapping[str, str],
 ) -> str:
     """A summary for a CI job: the verdict, then every case that is not ok."""
+    judged = engine(info, dtypes(results))
     parts = [
         f"## {verdict}",
-        f"{engine(info, dtypes(results))}, judged on expert substitution by mone-ref: {verdict.coverage}.",
+        f"{judged}, judged on expert substitution by mone-ref: {verdict.coverage}.",
         table(("outcome", "cases"), counts(results).items()),
     ]
     rows = [
