@@ -263,3 +263,23 @@ def test_a_run_repeats_the_engines_options_in_its_advice():
     settings = Settings("x:Y", engine_args=("a=1",), error_map=Path("m.toml"))
     assert settings.chosen_by() == ["--backend=x:Y", "--engine-arg=a=1", "--error-map=m.toml"]
     assert run.existing(Path("no such file")) is None
+
+
+def test_a_declaration_for_a_dtype_that_was_not_chosen_is_no_problem(tmp_path):
+    entry = '[[deviation]]\nid = "{}"\noutcome = "mismatch"\nreason = "known"\n'
+    (tmp_path / "e.toml").write_text(entry.format("load/constant-overflows-float16"))
+    settings = Settings(
+        "reference",
+        dtypes=("float32",),
+        patterns=("load/constant-overflows-float16", "outputs/olmoe-top20"),
+        expectations=tmp_path / "e.toml",
+    )
+    run = Run(settings, ReferenceBackend(), ROOT)
+    for case, dtype in run.planned:
+        run.judge(case, dtype)
+    statuses = {(r.case, r.dtype): run.status(r) for r in run.results}
+    assert statuses == {
+        ("load/constant-overflows-float16", "float16"): "undecided",
+        ("outputs/olmoe-top20", "float32"): "ok",
+    }
+    assert run.passes()

@@ -132,21 +132,24 @@ class Run:
         """Results against the expectation file, where there is one; other cases left aside."""
         if self.deviations is None:
             return None
-        judged = {result.case for result in self.results}
-        entries = [deviation for deviation in self.deviations if deviation.id in judged]
-        return expectations.agree(self.results, entries, self.info)
+        return self._agree(self.results)
 
     def problem(self, result: Result) -> str:
         """How a result disagrees with the expectation file; empty when it does not."""
         if self.deviations is None:
             return ""
-        agreement = expectations.agree([result], self.deviations, self.info)
-        return agreement.problems.get((result.case, result.dtype), "")
+        return self._agree([result]).problems.get((result.case, result.dtype), "")
 
     def deviation(self, result: Result) -> Deviation | None:
         """The declaration that a result agrees with."""
-        agreement = expectations.agree([result], self.deviations or (), self.info)
-        return agreement.declared.get((result.case, result.dtype))
+        return self._agree([result]).declared.get((result.case, result.dtype))
+
+    def _agree(self, results: Sequence[Result]) -> Agreement:
+        """Only cases that ran, at dtypes of this run, can be held against a declaration."""
+        results = [result for result in results if result.dtype in self.dtypes]
+        judged = {result.case for result in results}
+        entries = [entry for entry in self.deviations or () if entry.id in judged]
+        return expectations.agree(results, entries, self.info)
 
     def status(self, result: Result) -> str:
         """What the outcome means for this run: ``ok``, ``failed``, ``advice``, ``differs``
