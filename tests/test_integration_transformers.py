@@ -68,7 +68,7 @@ def test_every_experts_function_gives_the_golden_answers(fixture: str, dtype: st
         assert model.config._experts_implementation == implementation
         for prompt in right.prompts:
             answer = Scores(score(model, prompt.ids))
-            assert not compare(answer, prompt, dtype).fault, implementation
+            assert not compare(answer, prompt, dtype).flaw, implementation
 
 
 @pytest.mark.parametrize(("fixture", "dtype"), CERTIFIED)
@@ -79,7 +79,7 @@ def test_a_wiring_without_compaction_agrees(fixture: str, dtype: str) -> None:
     model = integration.load(checkpoint(fixture), dtype)
     for prompt in right.prompts:
         told = witness.score(seen, prompt.ids)
-        assert not compare(Scores(told), prompt, dtype).fault
+        assert not compare(Scores(told), prompt, dtype).flaw
         apart = (score(model, prompt.ids) - told).abs().max()
         assert apart <= 2 * MULTIPLIER * prompt.budgets[dtype].maximum
 
@@ -90,7 +90,7 @@ def test_the_witness_sees_a_constant(approx: Path) -> None:
     seen = witness.load(approx, torch.float32)
     seen.model.layers[0].mlp.experts.experts[1].value.data *= 2
     faults = [
-        compare(Scores(witness.score(seen, p.ids)), p, "float32").fault for p in right.prompts
+        compare(Scores(witness.score(seen, p.ids)), p, "float32").flaw for p in right.prompts
     ]
     assert any(faults)
 
@@ -362,7 +362,7 @@ def test_saved_checkpoints_hold_the_same_tensors(fixture: str, tmp_path: Path) -
     again = integration.load(tmp_path, "float32")
     right = golden.read(ROOT / fixture / "golden.safetensors")
     for prompt in right.prompts:
-        assert not compare(Scores(score(again, prompt.ids)), prompt, "float32").fault
+        assert not compare(Scores(score(again, prompt.ids)), prompt, "float32").flaw
 
 
 def test_saved_in_shards_and_over_itself(approx: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_call_of_os_exit_is_a_crash_and_the_run_goes_on(tmp_path):
 
 
 def test_a_call_stuck_outside_python_ends_with_its_stacks(tmp_path):
-    selection = ("--case=load/missing-constant", "--report=r.jsonl", "--call-limit=1")
+    selection = ("--case=load/missing-constant", "--report=r.jsonl", "--call-limit=5")
     done = conform(tmp_path, fake("Sticks"), *selection)
     assert done.returncode == 1
     assert "Timeout" in done.stderr
