@@ -89,9 +89,7 @@ def test_the_witness_sees_a_constant(approx: Path) -> None:
     right = golden.read(ROOT / "olmoe-approx" / "golden.safetensors")
     seen = witness.load(approx, torch.float32)
     seen.model.layers[0].mlp.experts.experts[1].value.data *= 2
-    faults = [
-        compare(Scores(witness.score(seen, p.ids)), p, "float32").flaw for p in right.prompts
-    ]
+    faults = [compare(Scores(witness.score(seen, p.ids)), p, "float32").flaw for p in right.prompts]
     assert any(faults)
 
 
