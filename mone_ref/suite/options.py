@@ -78,8 +78,3 @@ def decoded(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def help_text() -> str:
-    """All options, one per line, for a terminal."""
-    return "\n".join(f"  {flag} {o['metavar']}  {o['help']}" for flag, o in OPTIONS.items())
