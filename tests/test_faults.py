@@ -16,11 +16,21 @@ from mone_ref.suite.verdict import Word
 
 CASES = case_files.load(data.root())
 STAGES = {"parse", "load", "run", "update", "reload"}
+GROUPS = {
+    "config",
+    "routing",
+    "substitution",
+    "experts",
+    "loading",
+    "parallel",
+    "update",
+    "reload",
+}
 
 
-def judged(*patterns: str) -> Run:
-    """The reference in float32, on some cases or on all."""
-    settings = Settings("reference", dtypes=("float32",), patterns=patterns)
+def judged(*patterns: str, dtypes: tuple[str, ...] = ("float32",)) -> Run:
+    """The reference, on some cases or on all."""
+    settings = Settings("reference", dtypes=dtypes, patterns=patterns)
     run = Run(settings, ReferenceBackend(), data.root())
     for case, dtype in run.planned:
         run.judge(case, dtype)
@@ -45,16 +55,33 @@ def red(fault: Fault) -> Word:
     return Word.NOT_CONFORMANT if must else Word.ADVICE
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def cases_of(fault: Fault) -> list[str]:
+    """The cases that claim a fault."""
+    return [case.id for case in CASES if fault.id in case.kills]
+
+
+VISIBLE = [fault for fault in FAULTS.values() if not fault.equivalent]
+EQUIVALENT = [fault for fault in FAULTS.values() if fault.equivalent]
+
+
+@pytest.mark.parametrize("fault", VISIBLE, ids=lambda fault: fault.id)
 def test_a_fault_is_killed_by_the_cases_that_claim_it(fault):
-    cases = [case for case in CASES if fault.id in case.kills]
+    cases = cases_of(fault)
     assert cases, "no case claims this fault"
     with faults.planted(fault) as witness:
-        run = judged(*(case.id for case in cases))
+        run = judged(*cases, dtypes=fault.dtypes)
     assert all(count > 0 for count in witness.calls.values()), witness.calls
-    for result in [result for result in run.results if result.dtype == "float32"]:
+    for result in [result for result in run.results if result.dtype in fault.dtypes]:
         assert result.outcome.failed, f"{result.case} does not see {fault.id}: {result.found}"
     assert verdict.weigh(run.results, run.levels, ()) is red(fault)
+
+
+@pytest.mark.parametrize("fault", EQUIVALENT, ids=lambda fault: fault.id)
+def test_an_equivalent_fault_survives_whole_run(fault):
+    with faults.planted(fault) as witness:
+        run = judged(dtypes=fault.dtypes)
+    assert all(count > 0 for count in witness.calls.values()), witness.calls
+    assert not any(result.outcome.failed for result in run.results)
 
 
 def test_controls_do_not_see_faults_of_substitution():
@@ -68,12 +95,15 @@ def test_faults_are_well_formed():
     for fault in FAULTS.values():
         assert set(fault.clauses) <= clauses
         assert fault.stage in STAGES
+        assert fault.group in GROUPS
+        assert fault.dtypes
+        assert fault.looks_like in {"", *FAULTS} - {fault.id}
         assert fault.sentence.endswith(".")
 
 
 def test_claims_name_real_faults():
     claimed = {name for case in CASES for name in case.kills}
-    assert claimed == set(FAULTS)
+    assert claimed == {fault.id for fault in VISIBLE}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +115,7 @@ def test_claims_name_real_faults():
     ids=["no such step", "another signature"],
 )
 def test_a_stale_fault_is_an_error(patch):
-    stale = Fault("stale", "Nothing.", ("SEM-1",), "run", (patch,))
+    stale = Fault("stale", "Nothing.", ("SEM-1",), "run", (patch,), "substitution")
     with pytest.raises(StaleFault, match="stale"), faults.planted(stale):
         pass
 

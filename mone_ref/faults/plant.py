@@ -25,7 +25,10 @@ class Patch:
 class Fault:
     """A mistake an engine could make.
 
-    ``stage`` is the first phase at which it can show; ``clauses`` are what it breaks.
+    ``sentence`` says what a wrong engine does, ``clauses`` what it breaks, ``stage`` the first
+    phase at which it can show, ``group`` the part of an engine it sits in, ``dtypes`` those at
+    which a case can see it. ``equivalent`` is the reason why no case can, where none can.
+    ``looks_like`` is the id of the fault whose answers this one shares by nature.
     """
 
     id: str
@@ -33,6 +36,10 @@ class Fault:
     clauses: tuple[str, ...]
     stage: str
     patches: tuple[Patch, ...]
+    group: str
+    dtypes: tuple[str, ...] = ("float32",)
+    equivalent: str = ""
+    looks_like: str = ""
 
 
 @dataclass
