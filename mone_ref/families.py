@@ -20,15 +20,30 @@ class QkNorm(StrEnum):
 
 
 @dataclass(frozen=True)
+class Groups:
+    """Experts in ``count`` equal groups, of which ``chosen`` may be routed to.
+
+    A group stands by the sum of its ``best`` highest scores.
+    """
+
+    count: int
+    chosen: int
+    best: int
+
+
+@dataclass(frozen=True)
 class RouterRule:
     """How router logits become weights and ids (SEM-1, SEM-2).
 
-    ``scoring`` turns logits into scores over ALL logical experts; ``normalise``
-    divides the selected scores by their sum, substituted experts included.
+    ``scoring`` turns logits into scores over ALL logical experts; ``groups`` limits the
+    choice; ``normalise`` divides the selected scores by their sum, substituted experts
+    included; ``scaling_factor`` multiplies the weights after that.
     """
 
     scoring: str
     normalise: bool
+    scaling_factor: float = 1.0
+    groups: Groups | None = None
 
 
 @dataclass(frozen=True)

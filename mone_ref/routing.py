@@ -1,7 +1,8 @@
 """Router logits -> the routes of each token: ``(weights, ids)``, both ``[T, K]``.
 
 Routing knows nothing of substitution: it scores and selects among ALL logical
-experts, and what it returns is what every route is paid with (SEM-2).
+experts, and what it returns is what every route is paid with (SEM-2). Every family's
+rule is made of the same steps: score, prefer, select, weigh, normalise, scale.
 """
 
 from __future__ import annotations
@@ -9,39 +10,76 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mone_ref.families import RouterRule
+from mone_ref.families import Groups, RouterRule
 
 
 def route(
-    router_logits: Tensor, rule: RouterRule, top_k: int, dtype: torch.dtype
+    router_logits: Tensor,
+    rule: RouterRule,
+    top_k: int,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Route each token by its family's rule (SEM-1, SEM-2).
 
     ``router_logits`` ``[T, E]`` over all logical experts, ``dtype`` in which scores are
-    formed. Returns weights ``[T, K]`` in ``dtype`` and logical ids ``[T, K]`` int64, best
-    score first. A row with a NaN logit keeps distinct ids and NaN weights; no other row
-    sees it.
+    formed, ``bias`` ``[E]`` the correction that chooses and does not pay. Returns weights
+    ``[T, K]`` in ``dtype`` and logical ids ``[T, K]`` int64, the preferred one first. A row
+    with a NaN logit keeps distinct ids and NaN weights; no other row sees it.
     """
-    probabilities = score(router_logits, rule, dtype)  # [T, E]
-    weights, ids = select(probabilities, top_k)  # [T, K]
+    scores = score(router_logits, rule, dtype)  # [T, E]
+    ids = select(preference(scores, rule, bias), top_k)  # [T, K]
+    weights = weigh(scores, ids)  # [T, K]
     if rule.normalise:
         weights = normalise(weights)  # [T, K]
-    return weights, ids
+    return scale(weights, rule), ids
 
 
 def score(router_logits: Tensor, rule: RouterRule, dtype: torch.dtype) -> Tensor:
     """Scores over all logical experts, ``[T, E]``. Raises ``ValueError`` on an unknown rule."""
-    if rule.scoring != "softmax":
-        raise ValueError(f"unknown scoring {rule.scoring!r}")
-    return torch.softmax(router_logits.to(dtype), dim=-1)  # [T, E]
+    logits = router_logits.to(dtype)  # [T, E]
+    if rule.scoring == "softmax":
+        return torch.softmax(logits, dim=-1)
+    if rule.scoring == "sigmoid":
+        return torch.sigmoid(logits)
+    raise ValueError(f"unknown scoring {rule.scoring!r}")
 
 
-def select(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The ``top_k`` best scores and their ids, ties to the lower id (a stable sort)."""
-    ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)  # [T, E]
-    return ordered[:, :top_k], ids[:, :top_k]
+def preference(scores: Tensor, rule: RouterRule, bias: Tensor | None) -> Tensor:
+    """What experts are chosen by, ``[T, E]``: scores, corrected, and limited to groups."""
+    preferred = scores if bias is None else scores + bias.to(scores.dtype)  # [T, E]
+    return preferred if rule.groups is None else within_groups(preferred, rule.groups)
+
+
+def within_groups(preferred: Tensor, groups: Groups) -> Tensor:
+    """Preferences ``[T, E]`` with every expert outside the best groups at minus infinity.
+
+    A group stands by the sum of its ``best`` highest preferences. Minus infinity, not zero:
+    a corrected score may be negative, and would lose to an excluded expert at zero.
+    """
+    by_group = preferred.unflatten(-1, (groups.count, -1))  # [T, G, E/G]
+    standing = by_group.topk(groups.best, dim=-1).values.sum(dim=-1)  # [T, G]
+    chosen = select(standing, groups.chosen)  # [T, groups chosen]
+    inside = torch.zeros_like(standing, dtype=torch.bool).scatter(-1, chosen, True)  # [T, G]
+    limited: Tensor = by_group.where(inside[..., None], -torch.inf)  # [T, G, E/G]
+    return limited.flatten(-2)
+
+
+def select(preferred: Tensor, count: int) -> Tensor:
+    """Ids of the ``count`` highest, ``[T, count]``, ties to the lower id (a stable sort)."""
+    return torch.sort(preferred, dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def weigh(scores: Tensor, ids: Tensor) -> Tensor:
+    """What the chosen routes are paid with: their scores, uncorrected, ``[T, K]``."""
+    return scores.gather(-1, ids)
 
 
 def normalise(weights: Tensor) -> Tensor:
     """Selected scores divided by their sum over all K routes, substituted ones included."""
     return weights / weights.sum(dim=-1, keepdim=True)  # [T, K]
+
+
+def scale(weights: Tensor, rule: RouterRule) -> Tensor:
+    """Weights times ``routed_scaling_factor``, once, so that it reaches constants too (SEM-6)."""
+    return weights * rule.scaling_factor  # [T, K]
