@@ -57,7 +57,7 @@ def within_groups(preferred: Tensor, groups: Groups) -> Tensor:
     A group stands by the sum of its ``best`` highest preferences. Minus infinity, not zero:
     a corrected score may be negative, and would lose to an excluded expert at zero.
     """
-    by_group = preferred.unflatten(-1, (groups.count, -1))  # [T, G, E/G]
+    by_group = preferred.reshape(len(preferred), groups.count, -1)  # [T, G, E/G]
     standing = by_group.topk(groups.best, dim=-1).values.sum(dim=-1)  # [T, G]
     chosen = select(standing, groups.chosen)  # [T, groups chosen]
     inside = torch.zeros_like(standing, dtype=torch.bool).scatter(-1, chosen, True)  # [T, G]
