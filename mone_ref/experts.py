@@ -39,6 +39,14 @@ def mlp(x: Tensor, experts: ExpertWeights, row: int, precision: Precision) -> Te
     return product(interior(x, experts, row, precision), experts.down[row], precision)
 
 
+def paid(
+    x: Tensor, weights: Tensor, experts: ExpertWeights, row: int, precision: Precision
+) -> Tensor:
+    """``w * expert(x)`` of one expert on its tokens, weights ``[N]``: ``[N, H]`` -> ``[N, H]``."""
+    output = mlp(x, experts, row, precision)  # [N, H]
+    return weights[:, None].to(precision.wide) * output
+
+
 def weighted_sum(
     x: Tensor, weights: Tensor, rows: Tensor, experts: ExpertWeights, precision: Precision
 ) -> Tensor:
@@ -54,7 +62,6 @@ def weighted_sum(
         tokens, slots = torch.where((rows == row) & (weights != 0))  # [N], [N]
         if len(tokens) == 0:
             continue
-        output = mlp(x[tokens], experts, row, precision)  # [N, H]
-        paid = weights[tokens, slots, None].to(precision.wide) * output  # [N, H]
-        total.index_add_(0, tokens, paid.to(dtype))
+        output = paid(x[tokens], weights[tokens, slots], experts, row, precision)  # [N, H]
+        total.index_add_(0, tokens, output.to(dtype))
     return total

@@ -15,6 +15,9 @@ from mone_ref.families import OLMOE, RouterRule
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision
 
+Rank = tuple[int, int]
+"""One rank of tensor parallelism and the number of ranks."""
+
 
 def build(spec: LayerSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> MoeLayer:
     """The layer with its parameters in ``dtype``; its router is empty, since logits are handed in.
@@ -52,12 +55,12 @@ def own_entry(spec: LayerSpec) -> LayerSubstitution:
     return LayerSubstitution(index, spec.num_logical_experts, listed, names)
 
 
-def shard(experts: ExpertWeights, rank: int, size: int) -> ExpertWeights:
+def shard(experts: ExpertWeights, tp: Rank) -> ExpertWeights:
     """One rank's part of the intermediate dimension of every expert.
 
-    Raises ``ValueError`` when ``size`` does not divide it.
+    Raises ``ValueError`` when the number of ranks does not divide it.
     """
-    inner = experts.gate.shape[1]
+    inner, (rank, size) = experts.gate.shape[1], tp
     if inner % size:
         raise ValueError(f"an intermediate size of {inner} does not divide among {size} ranks")
     part = slice(rank * inner // size, (rank + 1) * inner // size)
@@ -65,18 +68,24 @@ def shard(experts: ExpertWeights, rank: int, size: int) -> ExpertWeights:
 
 
 def partial(
-    x: Tensor, weights: Tensor, ids: Tensor, layer: MoeLayer, precision: Precision, rank: int
+    x: Tensor, weights: Tensor, ids: Tensor, layer: MoeLayer, precision: Precision, tp: Rank
 ) -> Tensor:
     """What one rank gives to the reduction, ``[T, H]``; ``layer`` holds its shard.
 
     ``weights`` and logical ``ids`` ``[T, K]``.
     """
     y = moe.retained(x, weights, ids, layer, precision)  # [T, H]
-    if adds_constants(rank):
+    if adds_constants(tp):
         y = y + moe.constants(weights, ids, layer, precision)
     return y
 
 
-def adds_constants(rank: int) -> bool:
+def adds_constants(tp: Rank) -> bool:
     """Constants are added on one rank, before the reduction (EXEC-4)."""
+    rank, _ = tp
     return rank == 0
+
+
+def padded(total: Tensor, width: int) -> Tensor:
+    """Constants' sums ``[T, H]`` beside activations of another width: zero beyond H (SEM-10)."""
+    return torch.nn.functional.pad(total, (0, max(width - total.shape[1], 0)))  # [T, W]

@@ -66,10 +66,7 @@ class Model:
 
         Computed in the model's precision, returned in float32 or wider.
         """
-        return [
-            decoder.log_probabilities(self.logits(prompt, record), self.precision)
-            for prompt in prompts
-        ]
+        return score_each(self, prompts, record)
 
     def expert_rows(self) -> dict[int, int]:
         """Index of each MoE layer -> number of physical rows allocated for it (EXEC-1)."""
@@ -116,6 +113,14 @@ class Model:
             for row, expert in enumerate(layer.substitution.substituted):
                 places[layer.substitution.constants[expert]].append(layer.constants[row])
         return places
+
+
+def score_each(model: Model, prompts: Sequence[Sequence[int]], record: Record) -> list[Tensor]:
+    """Score every prompt by itself: nothing of one reaches another."""
+    return [
+        decoder.log_probabilities(model.logits(prompt, record), model.precision)
+        for prompt in prompts
+    ]
 
 
 def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Model:

@@ -35,7 +35,7 @@ class MoeLayer:
 def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) -> Tensor:
     """``y = sum of retained w * expert(x) + sum of substituted w * v`` (SEM-1): ``[T, H]``."""
     logits = product(x, layer.router, precision)  # [T, E]
-    weights, ids = routing.route(logits, layer.rule, layer.top_k, precision.router)  # [T, K]
+    weights, ids = routes(logits, layer, precision)  # [T, K]
     y = retained(x, weights, ids, layer, precision) + constants(weights, ids, layer, precision)
 
     record("moe_in", x)
@@ -44,6 +44,11 @@ def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) ->
     record("router_ids", ids)
     record("moe_out", y)
     return y
+
+
+def routes(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Weights and ids ``[T, K]`` over ALL logical experts; substitution has no say (SEM-2)."""
+    return routing.route(logits, layer.rule, layer.top_k, precision.router)
 
 
 def retained(

@@ -253,7 +253,7 @@ def test_shards_put_together_are_the_whole():
     recipe = CASES["layer/ranks-mixed"].layer.recipe
     whole = layer.build(recipe.spec("float32", (0, 1), False), recipe.build(), torch.float32)
     for size in (1, 2, 4):
-        shards = [layer.shard(whole.experts, rank, size) for rank in range(size)]
+        shards = [layer.shard(whole.experts, (rank, size)) for rank in range(size)]
         assert torch.equal(torch.cat([one.gate for one in shards], 1), whole.experts.gate)
         assert torch.equal(torch.cat([one.up for one in shards], 1), whole.experts.up)
         assert torch.equal(torch.cat([one.down for one in shards], 2), whole.experts.down)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mone_ref import __version__, layer, loading, moe, routing, substitution
+from mone_ref import __version__, layer, loading, moe, substitution
 from mone_ref.backend import (
     FEATURES,
     Backend,
@@ -111,8 +111,9 @@ class ReferenceLayer(LayerSession):
         whole = layer.build(spec, tensors, DTYPES[spec.dtype])
         rank, size = spec.tp
         ranks = range(size) if spec.reduced else (rank,)
-        self.shards: dict[int, MoeLayer] = {
-            one: replace(whole, experts=layer.shard(whole.experts, one, size)) for one in ranks
+        self.shards: dict[layer.Rank, MoeLayer] = {
+            (one, size): replace(whole, experts=layer.shard(whole.experts, (one, size)))
+            for one in ranks
         }
 
     @property
@@ -122,9 +123,7 @@ class ReferenceLayer(LayerSession):
 
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
         """Route by the layer's rule, then as ``forward_routed``."""
-        weights, ids = routing.route(
-            router_logits, self._layer.rule, self._layer.top_k, self.precision.router
-        )  # [T, K]
+        weights, ids = moe.routes(router_logits, self._layer, self.precision)  # [T, K]
         return self.forward_routed(hidden_states, weights, ids)
 
     def forward_routed(
@@ -133,8 +132,8 @@ class ReferenceLayer(LayerSession):
         """This rank's partial, or the sum over all ranks where the spec asks for it."""
         with torch.inference_mode(), exact_products():
             partials = [
-                layer.partial(hidden_states, topk_weights, topk_ids, shard, self.precision, rank)
-                for rank, shard in self.shards.items()
+                layer.partial(hidden_states, topk_weights, topk_ids, shard, self.precision, tp)
+                for tp, shard in self.shards.items()
             ]  # each [T, H]
             return torch.stack(partials).sum(dim=0)
 
@@ -146,8 +145,7 @@ class ReferenceLayer(LayerSession):
             topk_weights, topk_ids, self._layer.substitution
         )  # [T, K]
         total = moe.constants(topk_weights, topk_ids, self._layer, self.precision)  # [T, H]
-        padding = max(self.spec.activation_size - self.spec.hidden_size, 0)
-        return weights, rows, torch.nn.functional.pad(total, (0, padding))
+        return weights, rows, layer.padded(total, self.spec.activation_size)
 
     def expert_rows(self) -> int:
         """Rows of the compact weights."""

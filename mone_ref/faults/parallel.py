@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mone_ref.faults.plant import Fault, Patch
+from mone_ref.layer import Rank
 
 
-def every_rank(rank: int) -> bool:
+def every_rank(tp: Rank) -> bool:
     """Add constants whatever the rank."""
     return True
 

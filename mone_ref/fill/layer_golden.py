@@ -99,7 +99,7 @@ def check_clear(scores: Tensor, top_k: int) -> None:
 def output(recipe: LayerRecipe, call: str, given: Mapping[str, Values], at: Precision) -> Tensor:
     """The layer's output ``[T, H]`` in float64, computed as ``at`` says."""
     x, weights, ids = routes(recipe, call, given, at)
-    whole = layer.partial(x, weights, ids, built(recipe, at.params), at, rank=0)
+    whole = layer.partial(x, weights, ids, built(recipe, at.params), at, (0, 1))
     return whole.to(torch.float64)
 
 
@@ -118,7 +118,7 @@ def in_log_space(
         weights = (logits.gather(1, ids) - total).exp()  # [T, K]
         if recipe.normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-    y = layer.partial(x, weights, ids, built(recipe, at.params), at, rank=0)
+    y = layer.partial(x, weights, ids, built(recipe, at.params), at, (0, 1))
     return y.to(torch.float64)
 
 
@@ -131,7 +131,7 @@ def permuted(
     inner = torch.randperm(recipe.intermediate, generator=generator)  # [I]
     x, weights, ids = routes(recipe, call, given, at)
     moved = permuted_moe(built(recipe, at.params), hidden, inner)
-    y = layer.partial(x[:, hidden], weights, ids, moved, at, rank=0)
+    y = layer.partial(x[:, hidden], weights, ids, moved, at, (0, 1))
     return y[:, hidden.argsort()].to(torch.float64)
 
 
@@ -146,9 +146,9 @@ def summed(
             x,
             weights,
             ids,
-            replace(whole, experts=layer.shard(whole.experts, rank, size)),
+            replace(whole, experts=layer.shard(whole.experts, (rank, size))),
             at,
-            rank,
+            (rank, size),
         )
         for rank in range(size)
     ]
