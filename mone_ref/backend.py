@@ -168,6 +168,14 @@ class Refused(Exception):
         super().__init__("\n".join(self.evidence))
 
 
+class Crashed(Exception):
+    """An adapter's word that the process which ran its engine is gone.
+
+    Where an engine has a process of its own, only the adapter can tell one that died
+    from one that said no. Never a refusal, whatever its last words were.
+    """
+
+
 class Session(ABC):
     """One loaded checkpoint."""
 

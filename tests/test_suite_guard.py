@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mone_ref.backend import Refused
+from mone_ref.backend import Crashed, Refused
 from mone_ref.errors import Code, Phase, Problem, Rejected
 from mone_ref.suite import capture, errormap
 from mone_ref.suite.errormap import Ambiguous, ErrorMap, ErrorMapError
@@ -171,6 +171,7 @@ def test_a_value_is_handed_on():
         (ValueError("x"), "errored", ()),
         (MemoryError("no novice"), "crashed", ()),
         (RuntimeError("CUDA out of memory; no novice"), "crashed", ()),
+        (Crashed("no novice"), "crashed", ()),
         (SystemExit(0), "crashed", ()),
         (KeyboardInterrupt(), "crashed", ()),
         (GeneratorExit(), "crashed", ()),

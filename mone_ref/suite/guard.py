@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from unittest import mock
 
-from mone_ref.backend import Refused
+from mone_ref.backend import Crashed, Refused
 from mone_ref.errors import Phase, Rejected
 from mone_ref.suite import capture
 from mone_ref.suite.errormap import Ambiguous, ErrorMap
@@ -99,7 +99,8 @@ class Guard:
         """Classify an exception by all the evidence."""
         told = capture.chain(error)
         evidence = f"{told}\n{text}".strip()
-        if out_of_memory(error, told, text) or not isinstance(error, Exception):
+        gone = isinstance(error, Crashed) or not isinstance(error, Exception)
+        if gone or out_of_memory(error, told, text):
             return Failure(Failed.CRASHED, phase, evidence)
         if isinstance(error, Rejected):
             codes = tuple(str(code) for code in error.codes)
