@@ -102,13 +102,13 @@ def parse(text: bytes, file: str = FILE) -> Config:
     dialects.check(fields, listed, named)
     if fields.errors or model is None or listed is None or named is None:
         raise _rejection(fields, listed, named)
-    config = Config(model, _bind(model, listed, named), tuple(fields.problems))
+    config = Config(model, bind(model, listed, named), tuple(fields.problems))
     if fields.limits:
         raise NotModelled(fields.limits, config.findings, config)
     return config
 
 
-def _bind(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
+def bind(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
     """The one declaration of a config, in either form (FMT-13)."""
     if named:
         return declaration.bind("explicit", named, model.num_experts)

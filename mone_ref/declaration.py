@@ -100,11 +100,11 @@ class Bounds:
 def read(fields: Fields, bounds: Bounds) -> Listed | None:
     """The substituted ids of each layer, or None with the problems in ``fields``."""
     approx = fields.find(APPROX)
-    copies = [_read_map(fields, found, bounds) for found in approx]
-    return _agreed(fields, approx, copies)
+    copies = [read_map(fields, found, bounds) for found in approx]
+    return agreed(fields, approx, copies)
 
 
-def _read_map(fields: Fields, found: Found, bounds: Bounds) -> Listed | None:
+def read_map(fields: Fields, found: Found, bounds: Bounds) -> Listed | None:
     """One copy of the map, or None when any part of it is wrong."""
     if not isinstance(found.value, dict):
         expected = "an object that maps layer indices to arrays of expert ids"
@@ -114,14 +114,14 @@ def _read_map(fields: Fields, found: Found, bounds: Bounds) -> Listed | None:
     listed: Listed = {}
     for key, value in found.value.items():
         path = child(found.path, key)
-        layer = _layer_index(fields, path, key, bounds)
-        ids = _read_ids(fields, path, value, bounds.num_experts)
+        layer = layer_index(fields, path, key, bounds)
+        ids = read_ids(fields, path, value, bounds.num_experts)
         if layer is not None and ids:
             listed[layer] = ids
     return listed if len(fields.problems) == before else None
 
 
-def _layer_index(fields: Fields, path: str, key: str, bounds: Bounds) -> int | None:
+def layer_index(fields: Fields, path: str, key: str, bounds: Bounds) -> int | None:
     """The integer of a layer key. One spelling per layer, so no layer is listed twice (FMT-21)."""
     if not CANONICAL.fullmatch(key):
         expected = "a decimal layer index without sign, space or leading zero"
@@ -146,7 +146,7 @@ def moe_layer(fields: Fields, where: str, index: str, bounds: Bounds) -> int | N
     return layer
 
 
-def _read_ids(fields: Fields, path: str, value: Any, num_experts: int | None) -> tuple[int, ...]:
+def read_ids(fields: Fields, path: str, value: Any, num_experts: int | None) -> tuple[int, ...]:
     """Ids of one layer in the config's order; null and [] mean not substituted (FMT-19)."""
     if value is None:
         return ()
@@ -157,27 +157,35 @@ def _read_ids(fields: Fields, path: str, value: Any, num_experts: int | None) ->
     ids: dict[int, None] = {}
     for position, item in enumerate(value):
         where = child(path, position)
-        if type(item) is not int:
-            fields.report(Code.ID_TYPE, where, show(item), "a JSON integer", "FMT-20")
-        elif item < 0 or (num_experts is not None and item >= num_experts):
-            bound = "at least 0" if num_experts is None else f"from 0 to {num_experts - 1}"
-            fields.report(Code.ID_RANGE, where, show(item), f"an expert id {bound}", "FMT-20")
-        elif item in ids:
+        expert = read_id(fields, where, item, num_experts)
+        if expert in ids:
             fields.report(Code.ID_DUPLICATE, where, f"{show(item)} again", "each id once", "FMT-20")
-        else:
-            ids[item] = None
-    if len(ids) == num_experts:
-        fields.report(
-            Code.ALL_SUBSTITUTED,
-            path,
-            f"all {num_experts} experts",
-            "at least one expert that is retained",
-            "FMT-17",
-        )
+        elif expert is not None:
+            ids[expert] = None
+    check_retained(fields, path, len(ids), num_experts)
     return tuple(ids)
 
 
-def _agreed(fields: Fields, approx: list[Found], copies: list[Listed | None]) -> Listed | None:
+def read_id(fields: Fields, where: str, item: Any, num_experts: int | None) -> int | None:
+    """One logical id of a list; None with a problem (FMT-20)."""
+    if type(item) is not int:
+        fields.report(Code.ID_TYPE, where, show(item), "a JSON integer", "FMT-20")
+        return None
+    if item < 0 or (num_experts is not None and item >= num_experts):
+        bound = "at least 0" if num_experts is None else f"from 0 to {num_experts - 1}"
+        fields.report(Code.ID_RANGE, where, show(item), f"an expert id {bound}", "FMT-20")
+        return None
+    return item
+
+
+def check_retained(fields: Fields, where: str, substituted: int, num_experts: int | None) -> None:
+    """A layer retains at least one expert (FMT-17)."""
+    if substituted == num_experts:
+        found, expected = f"all {substituted} experts", "at least one expert that is retained"
+        fields.report(Code.ALL_SUBSTITUTED, where, found, expected, "FMT-17")
+
+
+def agreed(fields: Fields, approx: list[Found], copies: list[Listed | None]) -> Listed | None:
     """The one list that all copies declare (FMT-15); None when a copy is wrong or differs."""
     sound = [copy for copy in copies if copy is not None]
     if len(sound) != len(copies):

@@ -25,21 +25,27 @@ def check(fields: Fields, listed: Listed | None, named: Named | None) -> None:
 
     ``listed`` and ``named`` are what the two forms declare, None when not readable.
     """
-    _check_forms(fields, listed, named)
-    _check_mone_block(fields)
+    check_one_form(fields, listed, named)
+    check_misplaced(fields)
+    check_mone_block(fields)
     _check_other_holders(fields)
-    _warn_near_misses(fields)
+    warn_near_misses(fields)
     if listed is not None and named is not None:
-        _check_init_tokens(fields, listed or {layer: tuple(ids) for layer, ids in named.items()})
+        check_init_tokens(fields, listed or {layer: tuple(ids) for layer, ids in named.items()})
 
 
-def _check_forms(fields: Fields, listed: Listed | None, named: Named | None) -> None:
-    """Refuse the explicit form beside the approx form (FMT-13, FMT-30) or misplaced (FMT-16)."""
+def check_one_form(fields: Fields, listed: Listed | None, named: Named | None) -> None:
+    """Refuse the explicit form beside the approx form (FMT-13, FMT-30)."""
     approx, declared = fields.find(APPROX), explicit.find(fields)
     if approx and declared:
         both = " and ".join(found.path for found in (*approx, *declared))
         clause = "FMT-30" if {} in (listed, named) else "FMT-13"
         fields.report(Code.BOTH_FORMS, declared[0].path, both, "one form", clause)
+
+
+def check_misplaced(fields: Fields) -> None:
+    """Refuse the explicit form in any other place than its own (FMT-16)."""
+    declared = explicit.find(fields)
     misplaced = [found.path for found in declared if found.path != explicit.PLACE]
     for path, node in _objects(*fields.holders[-1]):
         if path.endswith(f".{explicit.PATH[-1]}") and node.get("targets") is not None:
@@ -58,7 +64,7 @@ def _objects(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[
             yield from _objects(child(path, key), value)
 
 
-def _check_mone_block(fields: Fields) -> None:
+def check_mone_block(fields: Fields) -> None:
     """Refuse the ``mone`` block of earlier engine branches, which lists the same thing."""
     for found in fields.find("mone"):
         expected = f"{APPROX}: a mone block is recognised but not read"
@@ -77,7 +83,7 @@ def _check_other_holders(fields: Fields) -> None:
                 fields.report(Code.MISPLACED, where, show(value[APPROX]), expected, "FMT-3")
 
 
-def _check_init_tokens(fields: Fields, listed: Listed) -> None:
+def check_init_tokens(fields: Fields, listed: Listed) -> None:
     """Accept all-zero counts beside the list; anything else makes constants evolve (FMT-26)."""
     lengths = {str(layer): len(ids) for layer, ids in listed.items()}
     for found in fields.find(INIT_TOKENS):
@@ -108,7 +114,7 @@ def _check_counts(fields: Fields, counts: Found, length: int) -> None:
         fields.report(Code.EVOLVING, counts.path, show(value), expected, "FMT-26")
 
 
-def _warn_near_misses(fields: Fields) -> None:
+def warn_near_misses(fields: Fields) -> None:
     """Warn about keys that were probably meant as one of ours: they would go unread (FMT-23)."""
     ours = {
         _letters(path[-1]): ".".join(path) for path in ((APPROX,), (INIT_TOKENS,), explicit.PATH)

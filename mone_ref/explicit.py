@@ -91,10 +91,10 @@ def _read_block(fields: Fields, block: Found, bounds: Bounds) -> Named:
     if not _is_object(fields, block):
         return {}
     version = _member(block, "version")
-    _fixed(fields, version, VERSION, Code.VERSION, "FMT-7")
-    _check_router_semantics(fields, _member(block, "router_semantics"))
+    check_fixed(fields, version, VERSION, Code.VERSION, "FMT-7")
+    check_router_semantics(fields, _member(block, "router_semantics"))
     targets = _member(block, "targets")
-    _warn_unknown(fields, block, ("version", "router_semantics", "targets"))
+    warn_unknown(fields, block, ("version", "router_semantics", "targets"))
     if not _is_object(fields, targets):
         return {}
     named: Named = {}
@@ -102,19 +102,24 @@ def _read_block(fields: Fields, block: Found, bounds: Bounds) -> Named:
     for key in targets.value:
         target = _member(targets, key)
         constants = _read_target(fields, target, bounds)
-        layer = _target_layer(fields, target.path, key, bounds)
+        layer = target_layer(fields, target.path, key, bounds)
         if layer is None:
             continue
-        if layer in paths:
-            found = f"layer {layer} again, after {show(paths[layer])}"
-            fields.report(Code.TARGET_REPEATED, target.path, found, "one target a layer", "FMT-21")
+        check_unclaimed(fields, target.path, layer, paths)
         paths[layer] = key
         if constants:
             named[layer] = constants
     return named
 
 
-def _check_router_semantics(fields: Fields, found: Found) -> None:
+def check_unclaimed(fields: Fields, where: str, layer: int, paths: Mapping[int, str]) -> None:
+    """No earlier target claims the layer (FMT-21)."""
+    if layer in paths:
+        found = f"layer {layer} again, after {show(paths[layer])}"
+        fields.report(Code.TARGET_REPEATED, where, found, "one target a layer", "FMT-21")
+
+
+def check_router_semantics(fields: Fields, found: Found) -> None:
     """Compared as a whole, with JSON booleans: an unknown key may announce another routing."""
     value = found.value
     known = isinstance(value, dict) and value.keys() == ROUTER_SEMANTICS.keys()
@@ -127,31 +132,39 @@ def _check_router_semantics(fields: Fields, found: Found) -> None:
 # -- targets
 
 
-def _target_layer(fields: Fields, where: str, path: str, bounds: Bounds) -> int | None:
+def target_layer(fields: Fields, where: str, path: str, bounds: Bounds) -> int | None:
     """The decoder layer whose experts a path names; None with a problem."""
     parts = path.split(".")
-    indices = [part for part in parts if INTEGER.fullmatch(part)]
-    if len(indices) != 1:
-        found, expected = f"{len(indices)} layer indices", "a path with exactly one layer index"
-        fields.report(Code.TARGET_PATH, where, found, expected, "FMT-11")
+    at = index_place(fields, where, parts)
+    if at is None:
         return None
-    (index,) = indices
-    if not CANONICAL.fullmatch(index):
-        expected = "a decimal layer index without sign or leading zero"
-        fields.report(Code.TARGET_PATH, where, f"index {show(index)}", expected, "FMT-21")
-        return None
-    if bounds.family and not _names_experts(bounds.family, parts, parts.index(index)):
+    if bounds.family and not names_experts(bounds.family, parts, at):
         expected = f"{bounds.family.stack}.N.{bounds.family.experts}, the experts of a layer"
         fields.report(Code.TARGET_UNBOUND, where, show(path), expected, "FMT-25")
         return None
-    layer = declaration.moe_layer(fields, where, index, bounds)
+    layer = declaration.moe_layer(fields, where, parts[at], bounds)
     if layer is None:
         return None
     _note_spelling(fields, where, path, bounds.family, layer)
     return layer
 
 
-def _names_experts(family: Family, parts: list[str], at: int) -> bool:
+def index_place(fields: Fields, where: str, parts: list[str]) -> int | None:
+    """Which component of a path is its one layer index; None with a problem."""
+    places = [place for place, part in enumerate(parts) if INTEGER.fullmatch(part)]
+    if len(places) != 1:
+        found, expected = f"{len(places)} layer indices", "a path with exactly one layer index"
+        fields.report(Code.TARGET_PATH, where, found, expected, "FMT-11")
+        return None
+    (at,) = places
+    if not CANONICAL.fullmatch(parts[at]):
+        expected = "a decimal layer index without sign or leading zero"
+        fields.report(Code.TARGET_PATH, where, f"index {show(parts[at])}", expected, "FMT-21")
+        return None
+    return at
+
+
+def names_experts(family: Family, parts: list[str], at: int) -> bool:
     """Whether a path with its index at ``at`` ends in the experts of the decoder's stack.
 
     The path may be cut at the front, down to the stack's own name, or stand below the
@@ -178,27 +191,25 @@ def _read_target(fields: Fields, target: Found, bounds: Bounds) -> dict[int, str
     """Substituted id -> name of its constant, for one target; empty: nothing is substituted."""
     if not _is_object(fields, target):
         return {}
-    _check_count(fields, _member(target, "num_logical_experts"), bounds.num_experts)
+    check_count(fields, _member(target, "num_logical_experts"), bounds.num_experts)
     layout = _member(target, "weight_layout")
-    _fixed(fields, layout, WEIGHT_LAYOUT, Code.WEIGHT_LAYOUT, "FMT-9")
+    check_fixed(fields, layout, WEIGHT_LAYOUT, Code.WEIGHT_LAYOUT, "FMT-9")
     replacements = _member(target, "replacements")
-    _warn_unknown(fields, target, ("num_logical_experts", "weight_layout", "replacements"))
+    warn_unknown(fields, target, ("num_logical_experts", "weight_layout", "replacements"))
     if not _is_object(fields, replacements):
         return {}
     named: dict[int, str] = {}
     for key in replacements.value:
         replacement = _member(replacements, key)
-        name = _read_replacement(fields, replacement)
-        expert = _expert_id(fields, replacement.path, key, bounds.num_experts)
+        name = read_replacement(fields, replacement)
+        expert = expert_key(fields, replacement.path, key, bounds.num_experts)
         if expert is not None:
             named[expert] = name
-    if len(named) == bounds.num_experts:
-        found, expected = f"all {len(named)} experts", "at least one expert that is retained"
-        fields.report(Code.ALL_SUBSTITUTED, replacements.path, found, expected, "FMT-17")
+    declaration.check_retained(fields, replacements.path, len(named), bounds.num_experts)
     return named
 
 
-def _check_count(fields: Fields, found: Found, num_experts: int | None) -> None:
+def check_count(fields: Fields, found: Found, num_experts: int | None) -> None:
     """The target was made for a model with as many logical experts."""
     known = found.value if num_experts is None else num_experts
     if type(found.value) is not int or found.value != known:
@@ -211,7 +222,7 @@ def _check_count(fields: Fields, found: Found, num_experts: int | None) -> None:
 # -- replacements
 
 
-def _expert_id(fields: Fields, where: str, key: str, num_experts: int | None) -> int | None:
+def expert_key(fields: Fields, where: str, key: str, num_experts: int | None) -> int | None:
     """The logical id of a replacement's key; one spelling per expert (FMT-21)."""
     if not CANONICAL.fullmatch(key):
         expected = "a decimal expert id without sign, space or leading zero"
@@ -225,18 +236,18 @@ def _expert_id(fields: Fields, where: str, key: str, num_experts: int | None) ->
     return expert
 
 
-def _read_replacement(fields: Fields, replacement: Found) -> str:
+def read_replacement(fields: Fields, replacement: Found) -> str:
     """The name of a constant; empty when there is a problem."""
     if not _is_object(fields, replacement):
         return ""
     kind = _member(replacement, "format")
-    _fixed(fields, kind, FORMAT, Code.REPLACEMENT_FORMAT, "FMT-10")
+    check_fixed(fields, kind, FORMAT, Code.REPLACEMENT_FORMAT, "FMT-10")
     tensors = _member(replacement, "tensors")
-    _warn_unknown(fields, replacement, ("format", "tensors"))
+    warn_unknown(fields, replacement, ("format", "tensors"))
     if not _is_object(fields, tensors):
         return ""
     name = _member(tensors, "value")
-    _warn_unknown(fields, tensors, ("value",))
+    warn_unknown(fields, tensors, ("value",))
     if isinstance(name.value, str) and name.value:
         return name.value
     fields.report(Code.CONSTANT_NAME, name.path, _seen(name), "the name of a tensor", "FMT-20")
@@ -262,7 +273,7 @@ def _is_object(fields: Fields, found: Found) -> bool:
     return False
 
 
-def _fixed(fields: Fields, found: Found, only: Any, code: Code, clause: str) -> None:
+def check_fixed(fields: Fields, found: Found, only: Any, code: Code, clause: str) -> None:
     """Report a value that is not the one the format has; 1.0 and ``true`` are not 1.
 
     Under ``clause``, or under FMT-20 where nothing or that value in another type is given.
@@ -272,7 +283,7 @@ def _fixed(fields: Fields, found: Found, only: Any, code: Code, clause: str) -> 
         fields.report(code, found.path, _seen(found), show(only), "FMT-20" if meant else clause)
 
 
-def _warn_unknown(fields: Fields, found: Found, known: tuple[str, ...]) -> None:
+def warn_unknown(fields: Fields, found: Found, known: tuple[str, ...]) -> None:
     """Warn about members that the format does not define (FMT-23)."""
     expected = f"{' or '.join(known)}; this key is not read"
     for key in found.value:

@@ -7,7 +7,6 @@ never allocated (EXEC-1).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,19 +16,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mone_ref import validate
+from mone_ref import updates, validate
 from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config, LayerSubstitution, Substitution
-from mone_ref.errors import Code, Phase, Problem, Rejected, show
+from mone_ref.errors import Rejected, show
 from mone_ref.experts import ExpertWeights
 from mone_ref.families import QkNorm
 from mone_ref.model import decoder
 from mone_ref.model.attention import AttentionWeights
 from mone_ref.model.decoder import Decoder, DecoderLayer
 from mone_ref.moe import MoeLayer, Record
-from mone_ref.precision import Precision, exact_products, plain
-
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+from mone_ref.precision import FLOATS, Precision, exact_products, plain
 
 
 class Model:
@@ -80,39 +77,11 @@ class Model:
         then nothing has changed (UPD-2): ``UPDATE``, ``CONSTANT_SHAPE``,
         ``NON_FINITE_CONSTANT`` (UPD-3).
         """
-        places = self._constant_places()
-        problems: list[Problem] = []
-        for name, value in tensors.items():
-            problems += update_problems(name, value, places[name][0] if name in places else None)
-        if problems:
-            raise Rejected(problems)
-        for name, value in tensors.items():
-            for place in places[name]:
-                place.copy_(value)
+        updates.update(self.weights, tensors)
 
     def reload(self, path: str | Path) -> None:
         """Refuse a layerwise reload; the weights stay as they are (UPD-4, UPD-5)."""
-        raise Rejected(
-            [
-                Problem(
-                    Code.UNSUPPORTED_RELOAD,
-                    Phase.RELOAD,
-                    "reload",
-                    "a layerwise reload",
-                    "a fresh load, or an update of single constants",
-                    file=show(str(path)),
-                    clause="UPD-4",
-                )
-            ]
-        )
-
-    def _constant_places(self) -> dict[str, list[Tensor]]:
-        """Constant name -> the rows ``[H]`` that hold it."""
-        places: dict[str, list[Tensor]] = defaultdict(list)
-        for layer in self.weights.moe_layers.values():
-            for row, expert in enumerate(layer.substitution.substituted):
-                places[layer.substitution.constants[expert]].append(layer.constants[row])
-        return places
+        updates.reload(self.weights, path)
 
 
 def score_each(model: Model, prompts: Sequence[Sequence[int]], record: Record) -> list[Tensor]:
@@ -208,13 +177,18 @@ def read_moe(config: Config, tensors: Tensors, index: int) -> MoeLayer:
     model = config.model
     layer = config.substitution.layer(index, model.num_experts)
     return MoeLayer(
-        router=tensors.read(model.family.router_name(index)),  # [E, H]
+        router=read_router(config, tensors, index),
         experts=read_experts(config, tensors, layer),
         constants=read_constants(config, tensors, layer),
         substitution=layer,
         rule=model.router,
         top_k=model.top_k,
     )
+
+
+def read_router(config: Config, tensors: Tensors, index: int) -> Tensor:
+    """The router of one layer, over all logical experts: ``[E, H]``."""
+    return tensors.read(config.model.family.router_name(index))
 
 
 def read_experts(config: Config, tensors: Tensors, layer: LayerSubstitution) -> ExpertWeights:
@@ -226,7 +200,7 @@ def read_experts(config: Config, tensors: Tensors, layer: LayerSubstitution) -> 
     down = torch.empty(rows, hidden, inner, dtype=tensors.dtype)  # [R, H, I]
     for row, expert in enumerate(layer.retained):
         for stack, projection in zip((gate, up, down), family.projections, strict=True):
-            stack[row] = tensors.read(family.projection_name(layer.layer, expert, projection))
+            fill(stack[row], tensors, family.projection_name(layer.layer, expert, projection))
     return ExpertWeights(gate, up, down)
 
 
@@ -234,29 +208,10 @@ def read_constants(config: Config, tensors: Tensors, layer: LayerSubstitution) -
     """Constants of one layer, ascending by logical id: ``[S, H]``."""
     constants = torch.empty(len(layer.substituted), config.model.hidden_size, dtype=tensors.dtype)
     for row, expert in enumerate(layer.substituted):
-        constants[row] = tensors.read(layer.constants[expert])
+        fill(constants[row], tensors, layer.constants[expert])
     return constants
 
 
-def update_problems(name: str, value: Tensor, place: Tensor | None) -> list[Problem]:
-    """What is wrong with one tensor of an update."""
-
-    def problem(code: Code, found: str, expected: str, clause: str) -> Problem:
-        return Problem(
-            code, Phase.UPDATE, show(name), found, expected, file="update", clause=clause
-        )
-
-    if not isinstance(value, Tensor) or value.is_meta:
-        return [problem(Code.CONSTANT_DTYPE, type(value).__name__, "a tensor", "FMT-5")]
-    if place is None:
-        expected = "the name of a constant of this model"
-        return [problem(Code.UPDATE_TARGET, "another name", expected, "UPD-1")]
-    if value.shape != place.shape:
-        found, expected = str(list(value.shape)), str(list(place.shape))
-        return [problem(Code.CONSTANT_SHAPE, found, expected, "FMT-5")]
-    if value.dtype not in FLOATS:
-        return [problem(Code.CONSTANT_DTYPE, str(value.dtype), "a float type", "FMT-27")]
-    if not value.to(place.dtype).isfinite().all():
-        found, expected = "NaN or infinity", f"values finite in {place.dtype}"
-        return [problem(Code.NON_FINITE_CONSTANT, found, expected, "UPD-3")]
-    return []
+def fill(place: Tensor, tensors: Tensors, name: str) -> None:
+    """Read one tensor into its place: a row of stacked experts, or of constants."""
+    place.copy_(tensors.read(name))

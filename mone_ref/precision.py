@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes in which a model can be held, and a constant can come (FMT-27)."""
+
 TF32_DROPPED_BITS = 13  # float32 keeps 23 fraction bits, TF32 keeps 10
 
 

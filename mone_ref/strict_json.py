@@ -49,7 +49,7 @@ def parse(data: bytes) -> Parsed:
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         built = dict(pairs)
         if len(built) != len(pairs):
-            repeating.append((built, _repeated(pairs)))
+            repeating.append((built, repeated_keys(pairs)))
         return built
 
     value = _loads(data, build)
@@ -105,7 +105,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _repeated(pairs: list[tuple[str, Any]]) -> list[str]:
+def repeated_keys(pairs: list[tuple[str, Any]]) -> list[str]:
+    """Keys that one object holds more than once, each listed once."""
     seen: set[str] = set()
     repeated: dict[str, None] = {}  # ordered, each key once
     for key, _ in pairs:

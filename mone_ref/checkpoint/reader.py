@@ -50,7 +50,7 @@ class Checkpoint:
             # A shard that is absent or broken would make all its tensors look misplaced.
             problems += most(_between_files(found, headers))
         listing = index.NAME if found.index or len(found.files) != 1 else found.files[0]
-        tensors = _tensors(found, headers)
+        tensors = tensor_places(found, headers)
         return cls(directory, tensors, found.files, listing, tuple(problems))
 
     @property
@@ -88,13 +88,7 @@ def _cut(entry: TensorEntry, end: int) -> Problem:
 
 def _between_files(found: WeightFiles, headers: Mapping[str, Header]) -> Iterator[Problem]:
     """What only shows when all files are known: names stored twice, and the index."""
-    first: dict[str, str] = {}
-    for file, read in headers.items():
-        for entry in read.entries:
-            other = first.setdefault(entry.name, file)
-            if other != file:
-                text = f"the name also in {plain(other)}"
-                yield flaw(Code.DUPLICATE_TENSOR, file, entry.name, text, "it in one file")
+    yield from stored_twice(headers)
     if found.index:
         stored = {file: read.entries for file, read in headers.items()}
         yield from index.disagreements(found.index, stored)
@@ -103,7 +97,18 @@ def _between_files(found: WeightFiles, headers: Mapping[str, Header]) -> Iterato
         yield from index.wrong_total(found.index, tensor_bytes, file_bytes)
 
 
-def _tensors(found: WeightFiles, headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
+def stored_twice(headers: Mapping[str, Header]) -> Iterator[Problem]:
+    """Names that more than one file holds (LOAD-9)."""
+    first: dict[str, str] = {}
+    for file, read in headers.items():
+        for entry in read.entries:
+            other = first.setdefault(entry.name, file)
+            if other != file:
+                text = f"the name also in {plain(other)}"
+                yield flaw(Code.DUPLICATE_TENSOR, file, entry.name, text, "it in one file")
+
+
+def tensor_places(found: WeightFiles, headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
     """Name -> entry; the index decides between two files, else the first file."""
     tensors: dict[str, TensorEntry] = {}
     for file, read in headers.items():

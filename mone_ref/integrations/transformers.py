@@ -32,12 +32,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mone_ref import loading, tensor_names, validate
+from mone_ref import tensor_names, updates, validate
 from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config
 from mone_ref.errors import Problem, Rejected
 from mone_ref.integrations import same_model, stored_tensors, substituted_experts
 from mone_ref.integrations.substituted_experts import SubstitutedExperts
+from mone_ref.precision import FLOATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,7 +117,7 @@ def update(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
     places = _constant_places(model)
     problems: list[Problem] = []
     for name, value in tensors.items():
-        problems += loading.update_problems(name, value, places.get(name, [None])[0])
+        problems += updates.update_problems(name, value, places.get(name, [None])[0])
     if problems:
         raise Rejected(problems)
     if any(place.is_meta for name in tensors for place in places[name]):
@@ -231,8 +232,8 @@ def _generation_config(directory: Path) -> Any:
 def _float_type(dtype: torch.dtype | str) -> torch.dtype:
     """``torch.bfloat16`` of itself and of ``"bfloat16"``. Raises ``ValueError``."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found not in loading.FLOATS:
-        known = ", ".join(str(known) for known in loading.FLOATS)
+    if found not in FLOATS:
+        known = ", ".join(str(known) for known in FLOATS)
         raise ValueError(f"dtype must be auto or one of {known}, got {dtype!r}")
     return found
 
