@@ -32,7 +32,7 @@ WORDS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "expert substitution conformance")
     for flag, settings in options.OPTIONS.items():
-        group.addoption(flag, **settings)
+        group.addoption(options.RENAMED.get(flag, flag), **settings)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,6 +67,7 @@ def read_settings(config: pytest.Config) -> Settings:
         dtypes=tuple(config.getoption("dtype") or ()),
         patterns=tuple(config.getoption("case") or ()),
         engine_args=tuple(config.getoption("engine_arg") or ()),
+        fixtures=path("own_fixtures"),
         error_map=path("error_map"),
         expectations=path("expectations"),
         write_expectations=path("write_expectations"),

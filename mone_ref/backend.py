@@ -5,6 +5,12 @@ scores token ids. Everything else is optional, and overriding a method is how an
 adapter says that its engine can do it. An adapter never sees expected values,
 and never decides what counts as a refusal: it lets its engine's exceptions
 propagate (or raises ``Refused``), and the suite weighs the evidence.
+
+An adapter lives where it likes: in its engine's repository, say. ``--backend`` takes
+``module:Class``, or a name that an installed package gives to it::
+
+    [project.entry-points."mone_ref.backends"]
+    toy = "toy_engine.adapter:ToyBackend"
 """
 
 from __future__ import annotations
@@ -239,7 +245,19 @@ class LayerSession:
 
 
 class Backend(ABC):
-    """One engine."""
+    """One engine.
+
+    ``error_map`` and ``expectations`` are the TOML files that an adapter brings along, so
+    that ``mone-ref conform --backend=NAME`` needs no further option: patterns that tell the
+    engine's refusals apart, and its declared deviations. The options of the same names come
+    first; None leaves it to the suite, which has files for the engines that it knows. ::
+
+        class ToyBackend(Backend):
+            error_map = Path(__file__).with_name("error_map.toml")
+    """
+
+    error_map: Path | None = None
+    expectations: Path | None = None
 
     @abstractmethod
     def describe(self) -> BackendInfo:

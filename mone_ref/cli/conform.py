@@ -25,8 +25,11 @@ def register(app: typer.Typer) -> None:
 
 
 EPILOG = "\n\n".join(
-    f"{flag} {option['metavar']}: {option['help']}" for flag, option in options.OPTIONS.items()
+    f"{flag} {option.get('metavar', '')}".strip() + f": {option['help']}"
+    for flag, option in options.OPTIONS.items()
 )
+
+WITH_VALUE = {flag for flag, option in options.OPTIONS.items() if "metavar" in option}
 
 
 def conform(
@@ -67,15 +70,16 @@ def run(arguments: list[str]) -> int:
 
 
 def joined(arguments: list[str]) -> list[str]:
-    """Options of the suite as ``--flag=value``.
+    """Options of the suite as ``--flag=value``, under the names that pytest knows.
 
     pytest looks for configuration beside every separate word that is an existing path,
     before it knows that the word is the value of an option.
     """
     words, left = [], iter(arguments)
     for word in left:
-        value = next(left, None) if word in options.OPTIONS else None
-        words.append(word if value is None else f"{word}={value}")
+        value = next(left, None) if word in WITH_VALUE else None
+        flag, equals, rest = (word if value is None else f"{word}={value}").partition("=")
+        words.append(f"{options.RENAMED.get(flag, flag)}{equals}{rest}")
     return words
 
 

@@ -28,13 +28,15 @@ class Options:
     """How to run.
 
     ``time_limit`` is in seconds per call; ``engine_args`` go to the engine verbatim;
-    ``dtypes`` are those of the run, all of the engine's when empty.
+    ``dtypes`` are those of the run, all of the engine's when empty. ``fixtures`` is a
+    directory to use instead of the pinned fixtures.
     """
 
     time_limit: float = 120.0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     error_map: ErrorMap = field(default_factory=ErrorMap)
     dtypes: tuple[str, ...] = ()
+    fixtures: Path | None = None
 
 
 class Bench:
@@ -43,7 +45,7 @@ class Bench:
     def __init__(self, backend: Backend, info: BackendInfo, root: Path, options: Options) -> None:
         self.info = info
         self.options = options
-        self.fixtures = root / "fixtures"
+        self.fixtures = options.fixtures or root / "fixtures"
         self.engine = Engine(backend, Guard(options.error_map, options.time_limit))
         self._attempts: dict[tuple[str, ...], Attempt] = {}
         self._goldens: dict[str, Golden] = {}

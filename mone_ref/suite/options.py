@@ -22,6 +22,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "help": "run this case, or all that match a pattern such as 'load/*' (repeatable)",
     },
+    "--fixtures": {
+        "metavar": "DIR",
+        "help": "judge on your own fixtures (mone-ref fixtures fill), not by the suite's cases",
+    },
     "--engine-arg": {
         "metavar": "KEY=VALUE",
         "action": "append",
@@ -29,11 +33,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--error-map": {
         "metavar": "FILE",
-        "help": "patterns that tell the engine's refusals apart (default: error_maps/NAME.toml)",
+        "help": "patterns that tell the engine's refusals apart (default: the adapter's own file)",
     },
     "--expectations": {
         "metavar": "FILE",
-        "help": "declared deviations (default: expectations/NAME.toml)",
+        "help": "declared deviations (default: the adapter's own file)",
     },
     "--write-expectations": {
         "metavar": "FILE",
@@ -49,6 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+RENAMED = {"--fixtures": "--own-fixtures"}
+"""What pytest calls an option that has the name of one of its own."""
 
 PROGRESS = "MONE_REF_PROGRESS"
 """Environment variable: the file in which a run names the case it is at, then ``DONE``."""

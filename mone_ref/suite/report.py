@@ -19,6 +19,7 @@ import jsonschema
 
 from mone_ref import __version__
 from mone_ref.backend import BackendInfo
+from mone_ref.fill import pins
 from mone_ref.suite import spec
 from mone_ref.suite.cases import Case
 from mone_ref.suite.outcomes import Result
@@ -45,15 +46,24 @@ class Report:
 
 
 def header(
-    root: Path, info: BackendInfo, dtypes: Iterable[str], command: Iterable[str], reliable: bool
+    root: Path,
+    info: BackendInfo,
+    dtypes: Iterable[str],
+    command: Iterable[str],
+    reliable: bool,
+    own: Path | None = None,
 ) -> dict[str, Any]:
-    """What was judged, by what. ``reliable`` is what the error map says of itself."""
+    """What was judged, by what.
+
+    ``reliable`` is what the error map says of itself, ``own`` a user's fixtures, where the
+    run is about those.
+    """
     return {
         "kind": "header",
         "format": FORMAT,
         "suite": {
             "version": __version__,
-            "sha256": suite_hash(root),
+            "sha256": own_hash(own) if own else suite_hash(root),
             "source_sha256": spec.source_hash(spec.read_text(root)),
         },
         "backend": {
@@ -124,6 +134,14 @@ def suite_hash(root: Path) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)
+    return digest.hexdigest()
+
+
+def own_hash(fixtures: Path) -> str:
+    """The sha256 over every file of a user's own fixtures, name and content."""
+    digest = hashlib.sha256()
+    for name, content in pins.current(fixtures).items():
+        digest.update(f"{content}  {name}\n".encode())
     return digest.hexdigest()
 
 

@@ -13,7 +13,16 @@ from typing import Any
 from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
 from mone_ref.fill import pins
 from mone_ref.suite import cases as case_files
-from mone_ref.suite import errormap, expectations, options, report, spec, text, verdict
+from mone_ref.suite import (
+    errormap,
+    expectations,
+    options,
+    own_fixtures,
+    report,
+    spec,
+    text,
+    verdict,
+)
 from mone_ref.suite.bench import Options
 from mone_ref.suite.capture import chain
 from mone_ref.suite.cases import Case, Kind
@@ -27,6 +36,8 @@ from mone_ref.suite.verdict import Verdict
 
 DTYPES = ("float32", "bfloat16", "float16")
 LONGEST_CALL = 86400
+FOLDERS = {"error_map": "error_maps", "expectations": "expectations"}
+"""Attributes of a backend, and where the suite keeps those files for the engines it knows."""
 FAILING = {Level.MUST: "failed", Level.SHOULD: "advice", Level.MAY: "differs"}
 """What a failed case means, by its level: only MUST decides against an engine."""
 
@@ -39,6 +50,7 @@ class Settings:
     dtypes: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     engine_args: tuple[str, ...] = ()
+    fixtures: Path | None = None
     error_map: Path | None = None
     expectations: Path | None = None
     write_expectations: Path | None = None
@@ -51,6 +63,8 @@ class Settings:
         """The options that chose the engine, for a command that repeats a case."""
         words = [f"--backend={self.backend}"]
         words += [f"--engine-arg={text}" for text in self.engine_args]
+        if self.fixtures:
+            words.append(f"--fixtures={self.fixtures}")
         if self.error_map:
             words.append(f"--error-map={self.error_map}")
         return words
@@ -72,15 +86,12 @@ class Run:
     def __post_init__(self) -> None:
         """Read every file before the first case, so that a bad one costs no engine time."""
         check_places(self.settings)
-        altered = pins.differences(self.root / "fixtures")
-        if altered:
-            raise OptionError(f"fixtures are not as they were pinned: {altered[0]}")
         limit = self.settings.call_limit
         if not 0 < limit <= LONGEST_CALL:
             raise OptionError(f"--call-limit {limit:g}: expected seconds in (0, {LONGEST_CALL}]")
         self.info = described(self.backend)
         self.clauses = spec.load(self.root)
-        self.cases = case_files.load(self.root)
+        self.cases = self._find_cases()
         self.levels = verdict.levels(self.cases, self.clauses)
         self.dtypes = chosen_dtypes(self.settings.dtypes, self.info)
         self.planned = [
@@ -88,22 +99,49 @@ class Run:
             for case in chosen_cases(self.settings.patterns, self.cases)
             for dtype in case.dtypes_of(self.dtypes)
         ]
-        directory = self.root / "conformance"
-        name = f"{self.info.name}.toml"
-        map_path = self.settings.error_map or existing(directory / "error_maps" / name)
+        map_path = self.settings.error_map or self._shipped("error_map")
         self.error_map = errormap.load(map_path) if map_path else ErrorMap()
-        path = self.settings.expectations or existing(directory / "expectations" / name)
-        ids = {case.id for case in self.cases}
-        self.deviations = expectations.load(path, ids) if path else None
+        self.deviations = self._read_expectations()
         for deviation in self.deviations or ():
             deviation.applies(self.info)  # a condition that cannot be decided is told now
         self.harness = Harness(self.backend, self.info, self.root, self._options())
         self.began = time.monotonic()
         self._writer: report.Writer | None = None
 
+    def _find_cases(self) -> tuple[Case, ...]:
+        """The suite's cases, on fixtures that are as they were pinned; or the user's own."""
+        if self.settings.fixtures:
+            return own_fixtures.cases(self.settings.fixtures)
+        altered = pins.differences(self.root / "fixtures")
+        if altered:
+            raise OptionError(f"fixtures are not as they were pinned: {altered[0]}")
+        return case_files.load(self.root)
+
+    def _shipped(self, kind: str) -> Path | None:
+        """``error_map`` or ``expectations`` of the adapter itself, else the suite's own."""
+        own = getattr(self.backend, kind)
+        if own is None:
+            return existing(self.root / "conformance" / FOLDERS[kind] / f"{self.info.name}.toml")
+        if not isinstance(own, Path):
+            found = f"{type(self.backend).__name__}.{kind} is {type(own).__name__}"
+            raise OptionError(f"{found}, expected a pathlib.Path or None")
+        return own
+
+    def _read_expectations(self) -> tuple[Deviation, ...] | None:
+        """Declared deviations. What is shipped speaks of the suite's cases, not of a user's."""
+        path = self.settings.expectations
+        if path is None and not self.settings.fixtures:
+            path = self._shipped("expectations")
+        return expectations.load(path, {case.id for case in self.cases}) if path else None
+
     def _options(self) -> Options:
-        arguments = options.engine_args(self.settings.engine_args)
-        return Options(self.settings.call_limit, arguments, self.error_map, self.dtypes)
+        return Options(
+            time_limit=self.settings.call_limit,
+            engine_args=options.engine_args(self.settings.engine_args),
+            error_map=self.error_map,
+            dtypes=self.dtypes,
+            fixtures=self.settings.fixtures,
+        )
 
     def pairs(self, kinds: Collection[Kind]) -> list[tuple[Case, str]]:
         """Planned cases of some kinds, each with a dtype."""
@@ -123,7 +161,8 @@ class Run:
         if self._writer is None:
             self._writer = report.Writer(self.settings.report)
             head = (self.root, self.info, self.dtypes, self.settings.command)
-            self._writer.write(report.header(*head, self.error_map.reliable))
+            own = self.settings.fixtures
+            self._writer.write(report.header(*head, self.error_map.reliable, own))
         return self._writer
 
     # -- what a result means
@@ -178,7 +217,9 @@ class Run:
 
     @property
     def partial(self) -> bool:
-        """Whether anything that a whole run has is missing."""
+        """Whether anything that a whole run has is missing: no clause rests on own fixtures."""
+        if self.settings.fixtures:
+            return True
         whole = {(case.id, d) for case in self.cases for d in case.dtypes_of(self.dtypes)}
         return whole != {(result.case, result.dtype) for result in self.results}
 
@@ -220,6 +261,8 @@ class Run:
         lines += text.conclusion(
             concluded, self.results, agreement, self.info, self.error_map.reliable
         )
+        if self.settings.fixtures:
+            lines.append(f"fixtures     {own_told(self.settings.fixtures, self.results)}")
         problems = agreement.problems if agreement else {}
         named = {f"{case} {dtype}": problem for (case, dtype), problem in problems.items()}
         seconds = time.monotonic() - self.began
@@ -244,6 +287,12 @@ class Run:
 def existing(path: Path) -> Path | None:
     """A path, if there is such a file."""
     return path if path.is_file() else None
+
+
+def own_told(directory: Path, results: Sequence[Result]) -> str:
+    """How far a run on a user's own fixtures reaches."""
+    count = len({result.case for result in results})
+    return f"{count} of your own in {directory}; they decide about no clause of the specification"
 
 
 def check_places(settings: Settings) -> None:
