@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from mone_ref import config
 from mone_ref.backend import Backend, BackendInfo, LoadOptions
 from mone_ref.config import LayerSubstitution
 from mone_ref.suite import golden, judge
 from mone_ref.suite.attempt import Answers, Attempt, Engine, Opened
-from mone_ref.suite.cases import Case
-from mone_ref.suite.edits import Edit, edited
+from mone_ref.suite.cases import Case, Change
+from mone_ref.suite.edits import Edit, changed_tensors, edited
 from mone_ref.suite.errormap import ErrorMap
 from mone_ref.suite.golden import Golden
 from mone_ref.suite.guard import Failure, Guard
@@ -39,6 +41,13 @@ class Options:
     fixtures: Path | None = None
 
 
+def attempt_key(
+    fixture: str, dtype: str, edits: Sequence[Edit], features: frozenset[str]
+) -> tuple[str, ...]:
+    """What tells one attempt from another."""
+    return (fixture, dtype, json.dumps(list(edits)), *sorted(features))
+
+
 class Bench:
     """One engine and the fixtures below ``root``; each question is asked once."""
 
@@ -49,6 +58,7 @@ class Bench:
         self.engine = Engine(backend, Guard(options.error_map, options.time_limit))
         self._attempts: dict[tuple[str, ...], Attempt] = {}
         self._goldens: dict[str, Golden] = {}
+        self._controls: dict[tuple[str, ...], Judgement] = {}
 
     def checkpoint(self, fixture: str) -> Path:
         """What an engine loads."""
@@ -72,21 +82,30 @@ class Bench:
         edits: Sequence[Edit] = (),
         features: frozenset[str] = frozenset(),
     ) -> Attempt:
-        """Load, ask and close."""
-        key = (fixture, dtype, json.dumps(list(edits)), *sorted(features))
+        """Load a fixture after some edits, ask and close."""
+        key = attempt_key(fixture, dtype, edits, features)
         if key not in self._attempts:
             options = self._load_options((fixture,), dtype, features)
-            with edited(self.checkpoint(fixture), edits) as directory:
+            with self.copy(fixture, edits) as directory:
                 prompts = self.golden(fixture).ids
                 self._attempts[key] = self.engine.attempt(directory, prompts, options)
         return self._attempts[key]
+
+    def copy(self, fixture: str, edits: Sequence[Edit] = ()) -> AbstractContextManager[Path]:
+        """A copy of a checkpoint after some edits, for an engine that may write into it."""
+        return edited(self.checkpoint(fixture), edits)
+
+    def handed(self, case: Case, change: Change) -> dict[str, Tensor]:
+        """The tensors that an update is given, by name."""
+        before, source = self.checkpoint(case.fixture), self.checkpoint(change.source)
+        return changed_tensors(before, source, change.edits)
 
     @contextmanager
     def open(self, fixture: str, asked: Sequence[str], dtype: str) -> Iterator[Opened]:
         """A session of its own, to be asked the prompts of the fixtures ``asked``."""
         options = self._load_options(asked, dtype, frozenset())
         with (
-            edited(self.checkpoint(fixture), ()) as directory,
+            self.copy(fixture) as directory,
             self.engine.open(directory, options) as opened,
         ):
             yield opened
@@ -125,11 +144,17 @@ class Bench:
         Only numbers are a reading: an engine that answers NaN, fails or never answers is
         judged on the case itself.
         """
-        attempt = self.attempt(case.control, dtype, features=case.features)
-        control = self.judge_attempt(attempt, case.control, dtype)
+        control = self._judge_control(case.control, dtype, case.features)
         read = control.outcome is Outcome.MISMATCH and control.numbers is not None
         if not read and control.outcome is not Outcome.WRONGLY_REFUSED:
             return None
         asked = " with ".join((case.control, *sorted(case.features)))
         found = f"base model differs: {asked}: {control.outcome}: {control.found}"
         return Judgement(Outcome.NOT_JUDGED, found, evidence=control.evidence)
+
+    def _judge_control(self, control: str, dtype: str, features: frozenset[str]) -> Judgement:
+        key = attempt_key(control, dtype, (), features)
+        if key not in self._controls:
+            attempt = self.attempt(control, dtype, features=features)
+            self._controls[key] = self.judge_attempt(attempt, control, dtype)
+        return self._controls[key]

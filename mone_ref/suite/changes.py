@@ -10,7 +10,6 @@ from mone_ref.suite.attempt import Engine
 from mone_ref.suite.bench import Bench
 from mone_ref.suite.cases import Case, Change, Expected, Kind
 from mone_ref.suite.compare import change_flaw
-from mone_ref.suite.edits import changed_tensors, edited
 from mone_ref.suite.guard import Failure
 from mone_ref.suite.judge import Judgement
 from mone_ref.suite.outcomes import Outcome
@@ -51,12 +50,10 @@ def refused(bench: Bench, case: Case, change: Change, dtype: str) -> Judgement:
 
 def hand_over(bench: Bench, case: Case, change: Change, session: Session) -> Failure | None:
     """Make the change; why it failed, if it did."""
-    source = bench.checkpoint(change.source)
     if case.kind is Kind.RELOAD_REFUSAL:
-        with edited(source, change.edits) as directory:
+        with bench.copy(change.source, change.edits) as directory:
             return bench.engine.reload(session, directory)
-    tensors = changed_tensors(bench.checkpoint(case.fixture), source, change.edits)
-    return bench.engine.update(session, tensors)
+    return bench.engine.update(session, bench.handed(case, change))
 
 
 def answers_after(bench: Bench, change: Change, session: Session, dtype: str) -> Judgement:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from mone_ref.config import LayerSubstitution
 from mone_ref.errors import Phase
@@ -25,16 +27,25 @@ FAILED = {
 
 ORDER = list(Phase)
 
+Parts = Sequence[Sequence[Tensor]]
+
 
 @dataclass(frozen=True)
 class Judgement:
-    """An outcome and what it rests on; ``found`` is one sentence."""
+    """An outcome and what it rests on; ``found`` is one sentence.
+
+    ``answers`` are what a model answered, by the order of the prompts; ``parts`` what a
+    layer answered, by the number of ranks: the tensors of each rank, or of their sum.
+    Both are empty where nothing was compared.
+    """
 
     outcome: Outcome
     found: str
     failure: Failure | None = None
     numbers: Numbers | None = None
     evidence: str = ""
+    answers: Mapping[str, Answers] = field(default_factory=dict, compare=False, repr=False)
+    parts: Mapping[int, Parts] = field(default_factory=dict, compare=False, repr=False)
 
 
 def of_failure(failure: Failure) -> Judgement:
@@ -51,9 +62,10 @@ def of_answers(answers: Mapping[str, Answers], golden: Golden, compute: str) -> 
         for index, (scores, prompt) in enumerate(zip(given, golden.prompts, strict=True))
     ]
     place, worst = max(compared, key=lambda entry: badness(entry[1]))
+    outcome, found = Outcome.OK, f"worst answer: {place}, within budget"
     if worst.flaw:
-        return Judgement(Outcome.MISMATCH, f"{place}: {worst.flaw}", numbers=worst.numbers)
-    return Judgement(Outcome.OK, f"worst answer: {place}, within budget", numbers=worst.numbers)
+        outcome, found = Outcome.MISMATCH, f"{place}: {worst.flaw}"
+    return Judgement(outcome, found, numbers=worst.numbers, answers=answers)
 
 
 def badness(comparison: Comparison) -> tuple[bool, float]:

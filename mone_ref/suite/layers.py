@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,13 +36,19 @@ def run(bench: Bench, case: Case, dtype: str) -> Judgement:
     assert case.layer is not None
     if not capable(bench.engine.backend, "build_layer"):
         return Judgement(Outcome.NOT_APPLICABLE, "the engine has no build_layer()")
-    judged = []
+    judged: list[Judgement] = []
     for size in case.layer.sizes:
-        judgement = at_size(bench, case, case.layer, dtype, size)
-        if judgement.outcome is not Outcome.OK:
-            return judgement
-        judged.append(judgement)
-    return max(judged, key=lambda one: one.numbers.token_ratio if one.numbers else 0.0)
+        judged.append(at_size(bench, case, case.layer, dtype, size))
+        if judged[-1].outcome is not Outcome.OK:
+            break
+    parts = {size: found for one in judged for size, found in one.parts.items()}
+    return replace(max(judged, key=badness), parts=parts)
+
+
+def badness(judgement: Judgement) -> tuple[bool, float]:
+    """Order of judgements: those that are not ok last, then by their ratio to the budget."""
+    ratio = judgement.numbers.token_ratio if judgement.numbers else 0.0
+    return judgement.outcome is not Outcome.OK, ratio
 
 
 def at_size(bench: Bench, case: Case, layer: LayerCase, dtype: str, size: int) -> Judgement:
@@ -66,9 +72,10 @@ def at_size(bench: Bench, case: Case, layer: LayerCase, dtype: str, size: int) -
     rank, worst = max(enumerate(compared), key=lambda entry: judge.badness(entry[1]))
     place = f"{size} ranks, rank {rank}: " if layer.reduced else f"{size} ranks: "
     place = place if size > 1 else ""
+    outcome, found = Outcome.OK, f"{place}{layer.call}() is right"
     if worst.flaw:
-        return Judgement(Outcome.MISMATCH, f"{place}{worst.flaw}", numbers=worst.numbers)
-    return Judgement(Outcome.OK, f"{place}{layer.call}() is right", numbers=worst.numbers)
+        outcome, found = Outcome.MISMATCH, f"{place}{worst.flaw}"
+    return Judgement(outcome, found, numbers=worst.numbers, parts={size: answers})
 
 
 def of_failure(case: Case, failure: Failure) -> Judgement:

@@ -27,14 +27,21 @@ class Harness:
         self.bench = Bench(backend, info, root, options or Options())
 
     def run(self, case: Case, dtype: str) -> Result:
-        """Judge one case at one dtype. Raises ``CaseError`` when the case itself is broken."""
+        """The record of one case at one dtype. Raises as ``judge``."""
+        return self.judge(case, dtype)[0]
+
+    def judge(self, case: Case, dtype: str) -> tuple[Result, Judgement]:
+        """Judge one case at one dtype: the record, and the judgement with its raw answers.
+
+        Raises ``CaseError`` when the case itself is broken.
+        """
         begun = time.monotonic()
         try:
             judgement = self._inapplicable(case, dtype) or self._run(case, dtype)
         except EditError as error:
             raise CaseError(f"{case.id}: {error}") from error
         failure = judgement.failure
-        return Result(
+        result = Result(
             case=case.id,
             dtype=dtype,
             outcome=judgement.outcome,
@@ -46,6 +53,7 @@ class Harness:
             evidence=judgement.evidence,
             seconds=round(time.monotonic() - begun, 3),
         )
+        return result, judgement
 
     def close(self) -> Failure | None:
         """Close the backend; the failure to do so, if any."""

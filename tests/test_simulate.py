@@ -1,0 +1,115 @@
+"""A simulated wrong engine answers as one that is asked everything anew."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mone_ref import faults, substitution
+from mone_ref.backends.reference import ReferenceBackend
+from mone_ref.faults import FAULTS, Fault, Patch
+from mone_ref.faults.plant import StaleFault
+from mone_ref.suite import cases as case_files
+from mone_ref.suite import data
+from mone_ref.suite.outcomes import Outcome, Result
+from mone_ref.suite.runner import Harness
+from mone_ref.suite.simulate import Simulator
+
+ROOT = data.root()
+CASES = {case.id: case for case in case_files.load(ROOT)}
+SAMPLE = [case for case in list(CASES.values())[::5] if "float32" in case.dtypes_of(("float32",))]
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    simulator = Simulator(ROOT, ReferenceBackend())
+    yield simulator
+    simulator.close()
+
+
+def told(result: Result) -> tuple[object, ...]:
+    """A result without its last digits, which move with the place of a tensor in memory."""
+    return result.case, result.outcome, result.codes, result.phase
+
+
+@pytest.mark.parametrize("name", ["renormalised", "neighbour", "missing-constant-is-zero"])
+def test_shortcuts_change_no_result(simulator, name):
+    backend = ReferenceBackend()
+    with faults.planted(FAULTS[name]):
+        harness = Harness(backend, backend.describe(), ROOT)
+        plain = [told(harness.run(case, "float32")) for case in SAMPLE]
+    quick = [told(simulator.run(case, "float32", FAULTS[name]).result) for case in SAMPLE]
+    assert quick == plain
+    assert {outcome.failed for _, outcome, *_ in quick} == {True, False}
+
+
+def test_without_a_fault_every_case_is_ok(simulator):
+    found = {simulator.run(case, "float32").result.outcome for case in SAMPLE}
+    assert found == {Outcome.OK}
+
+
+def test_a_fault_is_gone_after_the_run(simulator):
+    before = substitution.constant_sum
+    simulator.run(CASES["outputs/olmoe-approx"], "float32", FAULTS["dropped"])
+    assert substitution.constant_sum is before
+
+
+def test_raw_answers_of_a_model_are_there_in_every_order(simulator):
+    run = simulator.run(CASES["outputs/olmoe-approx"], "float32", FAULTS["dropped"])
+    assert set(run.answers) == {"alone", "together", "reversed"}
+    assert run.result.outcome is Outcome.MISMATCH
+
+
+def test_raw_answers_of_a_layer_are_there_for_every_number_of_ranks(simulator):
+    case = CASES["layer/ranks-mixed"]
+    assert case.layer is not None
+    run = simulator.run(case, "float32")
+    assert tuple(run.parts) == case.layer.sizes
+
+
+def test_steps_that_were_not_reached_are_told(simulator):
+    fault = replace(FAULTS["constant-on-every-rank"], id="same")
+    simulator.run(CASES["outputs/olmoe-approx"], "float32", fault)
+    assert simulator.calls(fault) == {"mone_ref.layer.adds_constants": 0}
+    simulator.forget(fault)
+
+
+def test_a_fault_that_the_simulator_was_not_told_of_runs_all_the_same():
+    simulator = Simulator(ROOT, ReferenceBackend(), [FAULTS["constant-on-every-rank"]])
+    run = simulator.run(CASES["outputs/olmoe-approx"], "float32", FAULTS["dropped"])
+    simulator.close()
+    assert run.result.outcome is Outcome.MISMATCH
+
+
+def test_an_update_is_seen_by_the_next_answer(simulator):
+    case = CASES["update/single-constants"]
+    run = simulator.run(case, "float32", FAULTS["constant-on-every-rank"])
+    assert run.result.outcome is Outcome.OK
+
+
+def test_a_fault_that_raises_is_an_error_of_the_engine(simulator):
+    def broken(weights, ids, values, substituted):
+        raise ZeroDivisionError
+
+    raising = Fault(
+        "raising",
+        "It divides by zero.",
+        ("SEM-1",),
+        "run",
+        (Patch("mone_ref.substitution", "constant_sum", broken),),
+        "substitution",
+    )
+    broken.__signature__ = inspect.signature(substitution.constant_sum)
+    run = simulator.run(CASES["outputs/olmoe-approx"], "float32", raising)
+    assert run.result.outcome is Outcome.ERRORED
+    assert "ZeroDivisionError" in run.result.evidence
+
+
+def test_a_stale_fault_is_an_error():
+    patch = Patch("mone_ref.substitution", "gone", torch.zeros)
+    stale = Fault("stale", "Nothing.", ("SEM-1",), "run", (patch,), "substitution")
+    with pytest.raises(StaleFault, match="stale"):
+        Simulator(ROOT, ReferenceBackend(), [stale])
