@@ -26,7 +26,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests $(ARGS)
 
 test-vllm: vllm-environment
-	.venv-vllm/bin/python -m pytest -m vllm tests/test_backend_vllm.py $(ARGS)
+	.venv-vllm/bin/python -m pytest -m vllm tests/test_backend_vllm.py tests/test_backend_server.py $(ARGS)
 
 vllm-environment:
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh conformance/engines/setup-vllm.sh .venv-vllm

@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("one verdict needs one process: run without -n")
     try:
         settings = read_settings(config)
-        config.stash[RUN] = Run(settings, backends.find(settings.backend), data.root())
+        config.stash[RUN] = Run(settings, backends.chosen(settings), data.root())
     except (BackendError, OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -74,6 +74,7 @@ def read_settings(config: pytest.Config) -> Settings:
         report=path("report"),
         markdown=path("markdown"),
         call_limit=config.getoption("call_limit"),
+        serve_cmd=config.getoption("serve_cmd") or "",
         command=tuple(sys.argv[1:]),
     )
 

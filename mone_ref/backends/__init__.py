@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from mone_ref.backend import Backend
 from mone_ref.errors import show
 
+if TYPE_CHECKING:
+    from mone_ref.suite.run import Settings
+
 GROUP = "mone_ref.backends"
 BUILT_IN = {
     "reference": "mone_ref.backends.reference:ReferenceBackend",
+    "server": "mone_ref.backends.server:ServerBackend",
     "transformers": "mone_ref.backends.transformers:TransformersBackend",
     "vllm": "mone_ref.backends.vllm:VllmBackend",
 }
@@ -18,6 +23,17 @@ BUILT_IN = {
 
 class BackendError(ValueError):
     """A backend that cannot be found, imported or made."""
+
+
+def chosen(settings: Settings) -> Backend:
+    """The backend of a run. Raises ``BackendError``, ``OptionError``."""
+    if not settings.serve_cmd:
+        return find(settings.backend)
+    if settings.backend != "server":
+        raise BackendError(f"--serve-cmd is for --backend=server, not {show(settings.backend)}")
+    from mone_ref.backends.server import ServerBackend
+
+    return ServerBackend(settings.serve_cmd, settings.engine_args, settings.call_limit)
 
 
 def find(name: str) -> Backend:

@@ -12,6 +12,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "reference",
         "help": "the engine: a built-in or installed name, or module:Class (default: reference)",
     },
+    "--serve-cmd": {
+        "metavar": "COMMAND",
+        "help": "for --backend=server: starts a completions server; holds {checkpoint} and {port}",
+    },
     "--dtype": {
         "metavar": "DTYPE",
         "action": "append",

@@ -57,11 +57,14 @@ class Settings:
     report: Path | None = None
     markdown: Path | None = None
     call_limit: float = 120.0
+    serve_cmd: str = ""
     command: tuple[str, ...] = ()
 
     def chosen_by(self) -> list[str]:
         """The options that chose the engine, for a command that repeats a case."""
         words = [f"--backend={self.backend}"]
+        if self.serve_cmd:
+            words.append(f"--serve-cmd={self.serve_cmd}")
         words += [f"--engine-arg={text}" for text in self.engine_args]
         if self.fixtures:
             words.append(f"--fixtures={self.fixtures}")
