@@ -50,7 +50,7 @@ class Checkpoint:
             # A shard that is absent or broken would make all its tensors look misplaced.
             problems += most(_between_files(found, headers))
         listing = index.NAME if found.index or len(found.files) != 1 else found.files[0]
-        tensors = tensor_places(found, headers)
+        tensors = _tensors(found, headers)
         return cls(directory, tensors, found.files, listing, tuple(problems))
 
     @property
@@ -108,7 +108,7 @@ def stored_twice(headers: Mapping[str, Header]) -> Iterator[Problem]:
                 yield flaw(Code.DUPLICATE_TENSOR, file, entry.name, text, "it in one file")
 
 
-def tensor_places(found: WeightFiles, headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
+def _tensors(found: WeightFiles, headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
     """Name -> entry; the index decides between two files, else the first file."""
     tensors: dict[str, TensorEntry] = {}
     for file, read in headers.items():

@@ -49,7 +49,7 @@ def find(directory: Path) -> WeightFiles:
     if index.NAME in present:
         chosen = _from_index(directory, weights)
     elif weights:
-        chosen = from_names(weights)
+        chosen = _from_names(weights)
     else:
         chosen = WeightFiles((), None, () if pickles else (_no_weights(present),))
     unsafe = tuple(_unsafe_links(directory, chosen.files))
@@ -99,7 +99,7 @@ def _from_index(directory: Path, weights: list[str]) -> WeightFiles:
     return WeightFiles(files, read, tuple(problems))
 
 
-def from_names(weights: list[str]) -> WeightFiles:
+def _from_names(weights: list[str]) -> WeightFiles:
     """Without an index: one single file, or one complete set of numbered shards."""
     sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for name in weights:

@@ -95,10 +95,16 @@ class Bench:
         """A copy of a checkpoint after some edits, for an engine that may write into it."""
         return edited(self.checkpoint(fixture), edits)
 
-    def handed(self, case: Case, change: Change) -> dict[str, Tensor]:
-        """The tensors that an update is given, by name."""
+    def handed(self, case: Case, change: Change) -> list[dict[str, Tensor]]:
+        """The tensors that each of one or two updates is given, by name."""
         before, source = self.checkpoint(case.fixture), self.checkpoint(change.source)
-        return changed_tensors(before, source, change.edits)
+        if not change.after:
+            return [changed_tensors(before, source, change.edits)]
+        between = self.checkpoint(change.after)
+        return [
+            changed_tensors(before, between),
+            changed_tensors(between, source, change.edits),
+        ]
 
     @contextmanager
     def open(self, fixture: str, asked: Sequence[str], dtype: str) -> Iterator[Opened]:

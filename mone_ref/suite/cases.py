@@ -61,10 +61,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Change:
-    """What is handed to ``update`` or ``reload``: another fixture, after edits."""
+    """What is handed to ``update`` or ``reload``: another fixture, after edits.
+
+    ``after`` is a fixture to which an update goes first; empty where there is none.
+    """
 
     source: str
     edits: tuple[Edit, ...]
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,8 +224,8 @@ def fixture_flaws(
 ) -> Iterator[tuple[str, str]]:
     """Fixtures that a case needs and that do not exist."""
     needed = {"$.fixture": document["fixture"]}
-    if "change" in document:
-        needed["$.change.from"] = document["change"]["from"]
+    change = document.get("change", {})
+    needed |= {f"$.change.{key}": change[key] for key in ("from", "after") if key in change}
     if document["kind"] in (Kind.OUTPUT, Kind.UPDATE) or "or" in document["expect"]:
         needed["$.fixture (its control)"] = controls.get(document["fixture"], "")
     for place, fixture in needed.items():
@@ -256,7 +260,7 @@ def build(
         control=controls.get(document.get("fixture", ""), ""),
         expected=build_expected(refusal(document)),
         edits=tuple(document.get("edits", ())),
-        change=Change(change["from"], tuple(change.get("edits", ()))) if change else None,
+        change=build_change(change) if change else None,
         twin=build_twin(document["twin"], documents) if "twin" in document else None,
         requires=tuple(document.get("requires", ())),
         features=frozenset(document.get("features", ())),
@@ -277,6 +281,11 @@ def build_expected(expect: Mapping[str, Any]) -> Expected:
         or_conforming="or" in expect,
         then_unchanged="then" in expect,
     )
+
+
+def build_change(change: Mapping[str, Any]) -> Change:
+    """What an update or a reload is made of."""
+    return Change(change["from"], tuple(change.get("edits", ())), change.get("after", ""))
 
 
 def build_twin(

@@ -53,7 +53,11 @@ def hand_over(bench: Bench, case: Case, change: Change, session: Session) -> Fai
     if case.kind is Kind.RELOAD_REFUSAL:
         with bench.copy(change.source, change.edits) as directory:
             return bench.engine.reload(session, directory)
-    return bench.engine.update(session, bench.handed(case, change))
+    for tensors in bench.handed(case, change):
+        failure = bench.engine.update(session, tensors)
+        if failure:
+            return failure
+    return None
 
 
 def answers_after(bench: Bench, change: Change, session: Session, dtype: str) -> Judgement:

@@ -243,7 +243,7 @@ class HonestBench(Bench):
         self._called: dict[tuple[str, ...], frozenset[str]] = {}
         self._layers: dict[str, Mapping[int, LayerSubstitution]] = {}
         self._copies: dict[tuple[str, ...], Path] = {}
-        self._handed: dict[str, dict[str, Tensor]] = {}
+        self._handed: dict[str, list[dict[str, Tensor]]] = {}
         self.directory = tempfile.TemporaryDirectory(prefix="mone-ref-simulate-")
 
     def attempt(
@@ -284,11 +284,14 @@ class HonestBench(Bench):
             self._copies[key] = place
         yield self._copies[key]
 
-    def handed(self, case: Case, change: Change) -> dict[str, Tensor]:
+    def handed(self, case: Case, change: Change) -> list[dict[str, Tensor]]:
         """As the base class, found once."""
         if case.id not in self._handed:
             self._handed[case.id] = super().handed(case, change)
-        return {name: tensor.clone() for name, tensor in self._handed[case.id].items()}
+        return [
+            {name: tensor.clone() for name, tensor in tensors.items()}
+            for tensors in self._handed[case.id]
+        ]
 
 
 class WrongHarness(Harness):
@@ -337,6 +340,6 @@ class WrongBench(Bench):
         with self.honest.copy(fixture, edits) as directory:
             yield directory
 
-    def handed(self, case: Case, change: Change) -> dict[str, Tensor]:
+    def handed(self, case: Case, change: Change) -> list[dict[str, Tensor]]:
         """That of the honest bench."""
         return self.honest.handed(case, change)
