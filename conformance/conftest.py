@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mone_ref import backends
 from mone_ref.backends import BackendError
-from mone_ref.suite import data, options
+from mone_ref.suite import data, options, smoke
 from mone_ref.suite.cases import Case
 from mone_ref.suite.run import Run, Settings
 
@@ -45,6 +46,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[RUN] = Run(settings, backends.chosen(settings), data.root())
     except (BackendError, OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """A smoke run instead of a session of tests, where one is asked for."""
+    if not config.option.smoke or config.option.help or config.option.version:
+        return None
+    try:
+        settings = read_settings(config)
+        backend = backends.find(settings.backend)
+        tell_progress("the smoke run")
+        return int(not smoke.tell(settings, backend, data.root(), partial(print, flush=True)))
+    except (BackendError, OSError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
+    finally:
+        tell_progress(options.DONE)
 
 
 def pytest_unconfigure() -> None:

@@ -44,6 +44,8 @@ def find(name: str) -> Backend:
     """
     target = targets().get(name, name)
     module, _, attribute = target.partition(":")
+    if target != name and not (module and attribute):
+        raise BackendError(f"backend {name}: its entry point is {show(target)}, not module:Class")
     if not module or not attribute:
         known = ", ".join(sorted(targets()))
         raise BackendError(f"no backend {show(name)}: known are {known}, or name a module:Class")
@@ -51,7 +53,7 @@ def find(name: str) -> Backend:
         sys.path.insert(0, "")
     try:
         made = EntryPoint(name, target, GROUP).load()()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BackendError(f"backend {name} cannot be made: {reason(error)}") from error
     if not isinstance(made, Backend):
         raise BackendError(f"{target} makes no mone_ref.backend.Backend but {type(made).__name__}")
@@ -59,11 +61,18 @@ def find(name: str) -> Backend:
 
 
 def targets() -> dict[str, str]:
-    """Every known name and its ``module:Class``; built-in names cannot be taken over."""
-    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    """Every known name and its ``module:Class``; built-in names cannot be taken over.
+
+    Raises ``BackendError`` when two packages give one name to different classes.
+    """
+    found: dict[str, str] = {}
+    for point in entry_points(group=GROUP):
+        if found.setdefault(point.name, point.value) != point.value:
+            both = f"{found[point.name]} and {point.value}"
+            raise BackendError(f"two installed packages name a backend {point.name}: {both}")
     return found | BUILT_IN
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Why an import or a constructor failed, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -165,5 +165,10 @@ def copied(scores: Scores) -> Scores:
     """An answer on the CPU that nothing else can change."""
     if not isinstance(scores, Scores):
         raise TypeError(f"score() returned {type(scores).__name__}, not Scores")
+    for name in ("logprobs", "ids"):
+        value = getattr(scores, name)
+        if not isinstance(value, Tensor) and (name == "logprobs" or value is not None):
+            found = type(value).__name__
+            raise TypeError(f"score() returned {name} as {found}, expected a torch.Tensor")
     ids = None if scores.ids is None else scores.ids.detach().cpu().clone()
     return Scores(scores.logprobs.detach().cpu().clone(), ids)

@@ -7,6 +7,7 @@ the patterns are known to be loose; reports print it.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable
@@ -86,3 +87,42 @@ def _patterns(code: str, texts: Any) -> Iterable[re.Pattern[str]]:
         return [re.compile(text, re.MULTILINE) for text in texts]
     except re.error as error:
         raise ErrorMapError(f"{code}: {error.pattern!r} does not compile: {error}") from error
+
+
+# -- suggesting
+
+
+SAID = re.compile(r"[A-Za-z_][\w.]*: *\S.*")
+PARTS = re.compile(r"((?<![\w.])/[^\s'\":,;]+|\d+)")
+"""What changes from run to run: paths and numbers."""
+
+
+def suggest(code: str, evidence: str, limit: int = 3) -> tuple[str, ...]:
+    """Lines of an error map that would know a refusal, one for each exception of its chain.
+
+    The most telling is for a person to choose. Empty when no exception says anything.
+    """
+    said = [line for line in evidence.splitlines()[:20] if SAID.fullmatch(line)]
+    patterns = dict.fromkeys(pattern(line[:160]) for line in said)
+    return tuple(f"{code} = [{literal(one)}]" for one in list(patterns)[:limit])
+
+
+def pattern(line: str) -> str:
+    """A regular expression for a line, whatever its paths and numbers are."""
+    return "".join(
+        ".*" if part.startswith("/") else r"\d+" if part.isdigit() else escaped(part)
+        for part in PARTS.split(line)
+    )
+
+
+def escaped(text: str) -> str:
+    """As ``re.escape``, with the spaces and hyphens of a sentence left alone."""
+    return re.escape(text).replace("\\ ", " ").replace("\\-", "-")
+
+
+def literal(text: str) -> str:
+    """A TOML string; one without escapes where the text allows it."""
+    for quotes in ("'", "'''"):
+        if text.isprintable() and quotes not in text:
+            return f"{quotes}{text}{quotes}"
+    return json.dumps(text).replace("\x7f", "\\u007f")

@@ -30,6 +30,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "DIR",
         "help": "judge on your own fixtures (mone-ref fixtures fill), not by the suite's cases",
     },
+    "--smoke": {
+        "action": "store_true",
+        "help": "judge the adapter in a few seconds, before the suite judges the engine",
+    },
     "--engine-arg": {
         "metavar": "KEY=VALUE",
         "action": "append",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
+from mone_ref.errors import show
 from mone_ref.fill import pins
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import (
@@ -312,6 +313,26 @@ def check_places(settings: Settings) -> None:
             raise OptionError(f"{path}: cannot be written")
 
 
+TEXT, TEXTS = (str, "a text"), (Mapping, "a mapping of texts to texts")
+INFO_TYPES: Mapping[str, tuple[Any, str]] = {
+    "name": TEXT,
+    "version": TEXT,
+    "device": TEXT,
+    "compute": TEXTS,
+    "features": (Set, "a set of texts"),
+    "components": TEXTS,
+    "workarounds": (tuple, "a tuple of texts"),
+}
+"""Fields of ``BackendInfo``: type, and what to say of another one."""
+
+
+def words(value: Any) -> list[Any]:
+    """Every word of a field of ``BackendInfo``, keys and values of a mapping."""
+    if isinstance(value, str):
+        return [value]
+    return [*value, *value.values()] if isinstance(value, Mapping) else list(value)
+
+
 def described(backend: Backend) -> BackendInfo:
     """The engine's description of itself. Raises ``OptionError`` when it makes no sense."""
     try:
@@ -320,6 +341,10 @@ def described(backend: Backend) -> BackendInfo:
         raise OptionError(f"the engine cannot describe itself: {chain(error)}") from error
     if not isinstance(info, BackendInfo):
         raise OptionError(f"describe() returned {type(info).__name__}, not BackendInfo")
+    for name, (kind, expected) in INFO_TYPES.items():
+        value = getattr(info, name)
+        if not isinstance(value, kind) or not all(isinstance(text, str) for text in words(value)):
+            raise OptionError(f"describe(): {name} is {show(value)}, expected {expected}")
     known: Iterable[tuple[str, Iterable[Any], Sequence[str]]] = (
         ("dtype", info.compute, DTYPES),
         ("compute type", info.compute.values(), COMPUTE_TYPES),
