@@ -54,7 +54,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return None
     try:
         settings = read_settings(config)
-        backend = backends.find(settings.backend)
+        backend = backends.chosen(settings)
         tell_progress("the smoke run")
         return int(not smoke.tell(settings, backend, data.root(), partial(print, flush=True)))
     except (BackendError, OSError, ValueError) as error:
