@@ -382,7 +382,7 @@ FAULTS = (
     fault(
         "missing-router-is-zero",
         "A missing router is zero.",
-        "FMT-1",
+        "FMT-28",
         Patch("mone_ref.rules.model_tensors", "routers", unchecked),
         Patch("mone_ref.loading", "read_router", zero_router),
     ),
