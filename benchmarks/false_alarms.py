@@ -32,7 +32,7 @@ from mone_ref.fill import fixture
 from mone_ref.fill.recipe import Recipe, RecipeError
 from mone_ref.fill.variants import STORAGE, permuted
 from mone_ref.loading import Model
-from mone_ref.model import attention, decoder
+from mone_ref.model import attention, decoder, rope
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision
 from mone_ref.suite import golden
@@ -145,7 +145,7 @@ def reduced(partials: Sequence[Tensor]) -> Tensor:
 COMPILED = (
     (decoder, "rms_norm"),
     (attention, "rms_norm"),
-    (attention, "rotate"),
+    (rope, "rotate"),
     (attention, "causal_mix"),
     (experts, "mlp"),
 )

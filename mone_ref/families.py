@@ -7,7 +7,8 @@ from a row and the sizes in its config (``layout.py``); what the router does is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -17,6 +18,14 @@ class QkNorm(StrEnum):
     PROJECTION = "projection"  # all heads at once, before they are split
     HEAD = "head"  # every head by itself, all with one weight
     NONE = "none"
+
+
+class DenseRule(StrEnum):
+    """Which layers have one dense MLP in place of experts."""
+
+    NONE = "none"  # no layer
+    STEP = "step"  # all but every decoder_sparse_step-th, and those in mlp_only_layers
+    FIRST = "first"  # the first first_k_dense_replace layers
 
 
 @dataclass(frozen=True)
@@ -55,9 +64,15 @@ class Family:
     ``reads`` are the optional keys that the family knows: any other key that would
     change the model is refused. ``normalise_default`` is what an absent
     ``norm_topk_prob`` means, or always holds where the family does not read that key.
-    ``dense`` is the module path of the MLP of a layer without experts, None where every
-    layer has experts; its projections are named like an expert's. Names are module
+    ``dense`` is the module path of the MLP of a layer without experts; its projections,
+    and those of the ``shared`` experts, are named like an expert's. Names are module
     paths below one decoder layer.
+
+    Fields with a default are what not every family has: see ``ModelConfig`` for what the
+    config may say about them. ``group_best`` is how many of a group's highest scores it
+    stands by, ``attention_bias`` the config key that gives queries, keys and values their
+    biases, ``latent`` whether attention is multi-head latent attention. ``defaults`` are
+    what absent keys mean.
     """
 
     name: str
@@ -70,7 +85,6 @@ class Family:
     up: str
     down: str
     constant: str
-    dense: str | None
     qk_norm: QkNorm
     count_keys: tuple[str, ...]
     top_k_keys: tuple[str, ...]
@@ -80,6 +94,15 @@ class Family:
     normalise_default: bool
     rms_norm_eps_default: float
     rope_theta_default: float
+    dense_rule: DenseRule = DenseRule.NONE
+    dense: str = "mlp"
+    shared: str = ""
+    shared_gate: str = ""
+    correction_bias: str = ""
+    group_best: int = 0
+    attention_bias: str = ""
+    latent: bool = False
+    defaults: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def projections(self) -> tuple[str, str, str]:
@@ -106,6 +129,10 @@ class Family:
         """Tensor name of one matrix of a layer without experts."""
         return f"{self.layer_prefix(layer)}.{self.dense}.{projection}.weight"
 
+    def shared_name(self, layer: int, projection: str) -> str:
+        """Tensor name of one matrix of the shared experts, which are one MLP."""
+        return f"{self.layer_prefix(layer)}.{self.shared}.{projection}.weight"
+
     def constant_name(self, layer: int, expert: int) -> str:
         """Tensor name of a constant in the approx form (FMT-5)."""
         return f"{self.experts_path(layer)}.{expert}.{self.constant}"
@@ -124,7 +151,6 @@ OLMOE = Family(
     up="up_proj",
     down="down_proj",
     constant="approx_value",
-    dense=None,
     qk_norm=QkNorm.PROJECTION,
     count_keys=("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
     top_k_keys=("num_experts_per_tok",),
@@ -149,7 +175,6 @@ QWEN3_MOE = Family(
     up="up_proj",
     down="down_proj",
     constant="approx_value",
-    dense="mlp",
     qk_norm=QkNorm.HEAD,
     count_keys=("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
     top_k_keys=("num_experts_per_tok",),
@@ -159,6 +184,7 @@ QWEN3_MOE = Family(
     normalise_default=False,
     rms_norm_eps_default=1e-6,
     rope_theta_default=10000.0,
+    dense_rule=DenseRule.STEP,
 )
 
 # Mixtral has no norm_topk_prob and always normalises. The authors take the top-k logits
@@ -175,7 +201,6 @@ MIXTRAL = Family(
     up="w3",
     down="w2",
     constant="approx_value",
-    dense=None,
     qk_norm=QkNorm.NONE,
     count_keys=("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     top_k_keys=("num_experts_per_tok",),
@@ -187,7 +212,218 @@ MIXTRAL = Family(
     rope_theta_default=1e6,
 )
 
-FAMILIES = (OLMOE, QWEN3_MOE, MIXTRAL)
+# As Qwen3-MoE, with a shared expert behind a sigmoid gate, and biases on queries, keys and values.
+QWEN2_MOE = Family(
+    name="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM",),
+    model_types=("qwen2_moe",),
+    stack="model.layers",
+    router="mlp.gate",
+    experts="mlp.experts",
+    gate="gate_proj",
+    up="up_proj",
+    down="down_proj",
+    constant="approx_value",
+    qk_norm=QkNorm.NONE,
+    count_keys=("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
+    top_k_keys=("num_experts_per_tok",),
+    intermediate_key="moe_intermediate_size",
+    reads=frozenset(
+        {
+            "num_key_value_heads",
+            "norm_topk_prob",
+            "decoder_sparse_step",
+            "mlp_only_layers",
+            "shared_expert_intermediate_size",
+            "qkv_bias",
+        }
+    ),
+    scoring="softmax",
+    normalise_default=False,
+    rms_norm_eps_default=1e-6,
+    rope_theta_default=10000.0,
+    dense_rule=DenseRule.STEP,
+    shared="mlp.shared_expert",
+    shared_gate="mlp.shared_expert_gate",
+    attention_bias="qkv_bias",
+    defaults={"qkv_bias": True},
+)
+
+# Half of every head is rotated; the correction bias is always there, groups only if asked for.
+GLM4_MOE = Family(
+    name="glm4_moe",
+    architectures=("Glm4MoeForCausalLM",),
+    model_types=("glm4_moe",),
+    stack="model.layers",
+    router="mlp.gate",
+    experts="mlp.experts",
+    gate="gate_proj",
+    up="up_proj",
+    down="down_proj",
+    constant="approx_value",
+    qk_norm=QkNorm.HEAD,
+    count_keys=("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    top_k_keys=("num_experts_per_tok",),
+    intermediate_key="moe_intermediate_size",
+    reads=frozenset(
+        {
+            "head_dim",
+            "norm_topk_prob",
+            "first_k_dense_replace",
+            "n_shared_experts",
+            "n_group",
+            "routed_scaling_factor",
+            "attention_bias",
+            "use_qk_norm",
+            "partial_rotary_factor",
+            "num_nextn_predict_layers",
+        }
+    ),
+    scoring="sigmoid",
+    normalise_default=True,
+    rms_norm_eps_default=1e-5,
+    rope_theta_default=10000.0,
+    dense_rule=DenseRule.FIRST,
+    shared="mlp.shared_experts",
+    correction_bias="mlp.gate.e_score_correction_bias",
+    group_best=2,
+    attention_bias="attention_bias",
+    defaults={
+        "attention_bias": False,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "partial_rotary_factor": 0.5,
+        "routed_scaling_factor": 1.0,
+        "use_qk_norm": False,
+    },
+)
+
+# norm_topk_prob with a scaling factor is read in three ways: transformers ignores the
+# normalisation, the authors' code does either, vLLM both. Ours is the common order of the
+# other families, normalise then scale; fixtures ask for one of the two only.
+DEEPSEEK_V2 = Family(
+    name="deepseek_v2",
+    architectures=("DeepseekV2ForCausalLM",),
+    model_types=("deepseek_v2",),
+    stack="model.layers",
+    router="mlp.gate",
+    experts="mlp.experts",
+    gate="gate_proj",
+    up="up_proj",
+    down="down_proj",
+    constant="approx_value",
+    qk_norm=QkNorm.NONE,
+    count_keys=("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    top_k_keys=("num_experts_per_tok",),
+    intermediate_key="moe_intermediate_size",
+    reads=frozenset(
+        {
+            "num_key_value_heads",
+            "norm_topk_prob",
+            "first_k_dense_replace",
+            "n_shared_experts",
+            "n_group",
+            "topk_method",
+            "routed_scaling_factor",
+            "rope_scaling",
+        }
+    ),
+    scoring="softmax",
+    normalise_default=False,
+    rms_norm_eps_default=1e-6,
+    rope_theta_default=10000.0,
+    dense_rule=DenseRule.FIRST,
+    shared="mlp.shared_experts",
+    group_best=1,
+    latent=True,
+    defaults={"first_k_dense_replace": 0, "n_shared_experts": 2, "routed_scaling_factor": 1.0},
+)
+
+# Published configs say topk_method "noaux_tc" and scoring_func "sigmoid"; both are read, and no
+# other value is known.
+DEEPSEEK_V3 = Family(
+    name="deepseek_v3",
+    architectures=("DeepseekV3ForCausalLM",),
+    model_types=("deepseek_v3",),
+    stack="model.layers",
+    router="mlp.gate",
+    experts="mlp.experts",
+    gate="gate_proj",
+    up="up_proj",
+    down="down_proj",
+    constant="approx_value",
+    qk_norm=QkNorm.NONE,
+    count_keys=("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    top_k_keys=("num_experts_per_tok",),
+    intermediate_key="moe_intermediate_size",
+    reads=frozenset(
+        {
+            "num_key_value_heads",
+            "norm_topk_prob",
+            "first_k_dense_replace",
+            "n_shared_experts",
+            "n_group",
+            "topk_method",
+            "scoring_func",
+            "routed_scaling_factor",
+            "rope_scaling",
+            "rope_interleave",
+            "num_nextn_predict_layers",
+        }
+    ),
+    scoring="sigmoid",
+    normalise_default=True,
+    rms_norm_eps_default=1e-6,
+    rope_theta_default=10000.0,
+    dense_rule=DenseRule.FIRST,
+    shared="mlp.shared_experts",
+    correction_bias="mlp.gate.e_score_correction_bias",
+    group_best=2,
+    latent=True,
+    defaults={
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 4,
+    },
+)
+
+# The bias lies beside the router, not below it; rotary_dim may stand for partial_rotary_factor.
+MINIMAX_M2 = Family(
+    name="minimax_m2",
+    architectures=("MiniMaxM2ForCausalLM",),
+    model_types=("minimax_m2",),
+    stack="model.layers",
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts",
+    gate="w1",
+    up="w3",
+    down="w2",
+    constant="approx_value",
+    qk_norm=QkNorm.PROJECTION,
+    count_keys=("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    top_k_keys=("num_experts_per_tok",),
+    intermediate_key="intermediate_size",
+    reads=frozenset({"head_dim", "scoring_func", "partial_rotary_factor", "rotary_dim"}),
+    scoring="sigmoid",
+    normalise_default=True,
+    rms_norm_eps_default=1e-6,
+    rope_theta_default=5e6,
+    correction_bias="block_sparse_moe.e_score_correction_bias",
+    defaults={"partial_rotary_factor": 1.0},
+)
+
+FAMILIES = (
+    OLMOE,
+    QWEN3_MOE,
+    MIXTRAL,
+    QWEN2_MOE,
+    GLM4_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    MINIMAX_M2,
+)
 
 
 def find(architectures: list[str], model_type: str | None) -> Family | None:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from mone_ref.config import Config, ModelConfig
 from mone_ref.families import QkNorm
+from mone_ref.model_config import Latent
 
 Shape = tuple[int, ...]
 
@@ -46,20 +47,46 @@ def of_model(config: Config) -> Mapping[str, Shape]:
 
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
-    """Attention and its norms. Heads of another size than hidden / heads make q and o oblong."""
-    prefix = model.family.layer_prefix(layer)
+    """Attention and its norms, of either kind."""
+    prefix, hidden = model.family.layer_prefix(layer), model.hidden_size
+    yield f"{prefix}.input_layernorm.weight", (hidden,)
+    parts = _grouped(model) if model.latent is None else _latent(model, model.latent)
+    for name, shape in parts:
+        yield f"{prefix}.self_attn.{name}", shape
+    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+
+
+def _grouped(model: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    """Grouped queries. Heads of another size than hidden / heads make q and o oblong."""
     hidden = model.hidden_size
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    yield f"{prefix}.input_layernorm.weight", (hidden,)
-    yield f"{prefix}.self_attn.q_proj.weight", (queries, hidden)
-    yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
-    yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
-    yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
-    if model.family.qk_norm is not QkNorm.NONE:
-        per_head = model.family.qk_norm is QkNorm.HEAD
-        yield f"{prefix}.self_attn.q_norm.weight", (model.head_dim if per_head else queries,)
-        yield f"{prefix}.self_attn.k_norm.weight", (model.head_dim if per_head else keys,)
-    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+    yield "q_proj.weight", (queries, hidden)
+    yield "k_proj.weight", (keys, hidden)
+    yield "v_proj.weight", (keys, hidden)
+    yield "o_proj.weight", (hidden, queries)
+    if model.attention_bias:
+        yield "q_proj.bias", (queries,)
+        yield "k_proj.bias", (keys,)
+        yield "v_proj.bias", (keys,)
+    if model.qk_norm is not QkNorm.NONE:
+        per_head = model.qk_norm is QkNorm.HEAD
+        yield "q_norm.weight", (model.head_dim if per_head else queries,)
+        yield "k_norm.weight", (model.head_dim if per_head else keys,)
+
+
+def _latent(model: ModelConfig, sizes: Latent) -> Iterator[tuple[str, Shape]]:
+    """Multi-head latent attention."""
+    hidden, queries = model.hidden_size, model.num_heads * model.head_dim
+    if sizes.query_rank:
+        yield "q_a_proj.weight", (sizes.query_rank, hidden)
+        yield "q_a_layernorm.weight", (sizes.query_rank,)
+        yield "q_b_proj.weight", (queries, sizes.query_rank)
+    else:
+        yield "q_proj.weight", (queries, hidden)
+    yield "kv_a_proj_with_mqa.weight", (sizes.rank + sizes.rotated, hidden)
+    yield "kv_a_layernorm.weight", (sizes.rank,)
+    yield "kv_b_proj.weight", (model.num_heads * (sizes.plain + sizes.value), sizes.rank)
+    yield "o_proj.weight", (hidden, model.num_heads * sizes.value)
 
 
 def _dense(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -71,12 +98,26 @@ def _dense(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _moe(config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
-    """Router and retained experts, ids ascending."""
+    """Router, shared experts, and retained experts, ids ascending."""
     model, family = config.model, config.model.family
     hidden, intermediate = model.hidden_size, model.intermediate_size
     substitution = config.substitution.layer(layer, model.num_experts)
     yield family.router_name(layer), (model.num_experts, hidden)
+    if family.correction_bias:
+        yield f"{family.layer_prefix(layer)}.{family.correction_bias}", (model.num_experts,)
+    if model.shared_intermediate_size:
+        yield from _shared(model, layer)
     for expert in substitution.retained:
         yield family.projection_name(layer, expert, family.gate), (intermediate, hidden)
         yield family.projection_name(layer, expert, family.up), (intermediate, hidden)
         yield family.projection_name(layer, expert, family.down), (hidden, intermediate)
+
+
+def _shared(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+    """Shared experts, which are stored as one MLP."""
+    family, hidden, intermediate = model.family, model.hidden_size, model.shared_intermediate_size
+    yield family.shared_name(layer, family.gate), (intermediate, hidden)
+    yield family.shared_name(layer, family.up), (intermediate, hidden)
+    yield family.shared_name(layer, family.down), (hidden, intermediate)
+    if family.shared_gate:
+        yield f"{family.layer_prefix(layer)}.{family.shared_gate}.weight", (1, hidden)

@@ -7,7 +7,7 @@ never allocated (EXEC-1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mone_ref import updates, validate
+from mone_ref import layout, updates, validate
 from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config, LayerSubstitution, Substitution
 from mone_ref.errors import Rejected, show
 from mone_ref.experts import ExpertWeights
-from mone_ref.families import QkNorm
 from mone_ref.model import decoder
 from mone_ref.model.attention import AttentionWeights
 from mone_ref.model.decoder import Decoder, DecoderLayer
-from mone_ref.moe import MoeLayer, Record
+from mone_ref.model.latent_attention import LatentWeights
+from mone_ref.moe import MoeLayer, Record, SharedExperts
 from mone_ref.precision import FLOATS, Precision, exact_products, plain
 
 
@@ -105,26 +105,34 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
         raise Rejected(reasons)
     assert report.config is not None
     assert report.checkpoint is not None
-    tensors = Tensors(report.checkpoint, dtype)
+    tensors = Tensors(report.checkpoint, layout.of_model(report.config), dtype)
     return Model(report.config, read_decoder(report.config, tensors), plain(dtype))
 
 
 class Tensors:
-    """Tensors of a checked checkpoint, by name, in one dtype."""
+    """Tensors of a checked checkpoint, by name, in one dtype.
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    ``names`` are those of the model (``layout.py``): what else is stored is never read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, names: Collection[str], dtype: torch.dtype) -> None:
         self.checkpoint = checkpoint
+        self.names = names
         self.dtype = dtype
         self._open = cache(self._open_shard)
 
     def __contains__(self, name: str) -> bool:
         return name in self.checkpoint.tensors
 
-    def read(self, name: str) -> Tensor:
-        """One tensor in the dtype of the model."""
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor, in the dtype of the model or in another one."""
         shard = self._open(self.checkpoint.tensors[name].file)
         tensor: Tensor = shard.get_tensor(name)
-        return tensor.to(self.dtype)
+        return tensor.to(dtype or self.dtype)
+
+    def find(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
+        """A tensor that not every model has; None in a model without it."""
+        return self.read(name, dtype) if name in self.names else None
 
     def _open_shard(self, file: str) -> Any:
         return safe_open(self.checkpoint.directory / file, framework="pt")
@@ -145,23 +153,43 @@ def read_decoder(config: Config, tensors: Tensors) -> Decoder:
 def read_layer(config: Config, tensors: Tensors, index: int) -> DecoderLayer:
     """One decoder layer."""
     model = config.model
-    prefix, normed = model.family.layer_prefix(index), model.family.qk_norm is not QkNorm.NONE
-
-    def read(name: str) -> Tensor:
-        return tensors.read(f"{prefix}.{name}.weight")
-
+    prefix = model.family.layer_prefix(index)
+    read_attention = read_grouped if model.latent is None else read_latent
+    read_mlp = read_dense if index in model.dense_layers else read_moe
     return DecoderLayer(
-        attention_norm=read("input_layernorm"),
-        attention=AttentionWeights(
-            q=read("self_attn.q_proj"),
-            k=read("self_attn.k_proj"),
-            v=read("self_attn.v_proj"),
-            o=read("self_attn.o_proj"),
-            q_norm=read("self_attn.q_norm") if normed else None,
-            k_norm=read("self_attn.k_norm") if normed else None,
-        ),
-        mlp_norm=read("post_attention_layernorm"),
-        mlp=(read_dense if index in model.dense_layers else read_moe)(config, tensors, index),
+        attention_norm=tensors.read(f"{prefix}.input_layernorm.weight"),
+        attention=read_attention(tensors, f"{prefix}.self_attn"),
+        mlp_norm=tensors.read(f"{prefix}.post_attention_layernorm.weight"),
+        mlp=read_mlp(config, tensors, index),
+    )
+
+
+def read_grouped(tensors: Tensors, path: str) -> AttentionWeights:
+    """Grouped-query attention; norms and biases where the checkpoint of the model has them."""
+    return AttentionWeights(
+        q=tensors.read(f"{path}.q_proj.weight"),
+        k=tensors.read(f"{path}.k_proj.weight"),
+        v=tensors.read(f"{path}.v_proj.weight"),
+        o=tensors.read(f"{path}.o_proj.weight"),
+        q_norm=tensors.find(f"{path}.q_norm.weight"),
+        k_norm=tensors.find(f"{path}.k_norm.weight"),
+        q_bias=tensors.find(f"{path}.q_proj.bias"),
+        k_bias=tensors.find(f"{path}.k_proj.bias"),
+        v_bias=tensors.find(f"{path}.v_proj.bias"),
+    )
+
+
+def read_latent(tensors: Tensors, path: str) -> LatentWeights:
+    """Multi-head latent attention, with a latent for queries or without."""
+    q_down = tensors.find(f"{path}.q_a_proj.weight")
+    return LatentWeights(
+        q_down=q_down,
+        q_norm=tensors.find(f"{path}.q_a_layernorm.weight"),
+        q_up=tensors.read(f"{path}.{'q_proj' if q_down is None else 'q_b_proj'}.weight"),
+        kv_down=tensors.read(f"{path}.kv_a_proj_with_mqa.weight"),
+        kv_norm=tensors.read(f"{path}.kv_a_layernorm.weight"),
+        kv_up=tensors.read(f"{path}.kv_b_proj.weight"),
+        o=tensors.read(f"{path}.o_proj.weight"),
     )
 
 
@@ -174,7 +202,9 @@ def read_dense(config: Config, tensors: Tensors, index: int) -> ExpertWeights:
 
 def read_moe(config: Config, tensors: Tensors, index: int) -> MoeLayer:
     """One MoE layer: router, retained experts in compact rows, constants."""
-    model = config.model
+    model, family = config.model, config.model.family
+    correction = f"{family.layer_prefix(index)}.{family.correction_bias}"
+    wide = torch.promote_types(tensors.dtype, torch.float32)
     layer = config.substitution.layer(index, model.num_experts)
     return MoeLayer(
         router=read_router(config, tensors, index),
@@ -183,6 +213,20 @@ def read_moe(config: Config, tensors: Tensors, index: int) -> MoeLayer:
         substitution=layer,
         rule=model.router,
         top_k=model.top_k,
+        correction=tensors.find(correction, wide),  # [E], never rounded to the model's dtype
+        shared=read_shared(config, tensors, index),
+    )
+
+
+def read_shared(config: Config, tensors: Tensors, index: int) -> SharedExperts | None:
+    """Shared experts as one row, with their gate."""
+    family = config.model.family
+    if not config.model.shared_intermediate_size:
+        return None
+    parts = (tensors.read(family.shared_name(index, name)) for name in family.projections)
+    return SharedExperts(
+        weights=ExpertWeights(*(part[None] for part in parts)),  # [1, I, H] twice, [1, H, I]
+        gate=tensors.find(f"{family.layer_prefix(index)}.{family.shared_gate}.weight"),  # [1, H]
     )
 
 

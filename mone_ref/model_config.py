@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mone_ref import families
+from mone_ref import families, rope_config, router_config
 from mone_ref.errors import Code, show
-from mone_ref.families import Family, RouterRule
-from mone_ref.fields import ROOT, Fields, Found, same
-from mone_ref.strict_json import child
+from mone_ref.families import DenseRule, Family, QkNorm, RouterRule
+from mone_ref.fields import ROOT, Fields, same
+from mone_ref.rope_config import Rope
 
 MAX_EXPERTS = 2**18
 """Most experts over all layers, ten times any model: bounds what a config can make us build."""
@@ -34,6 +34,9 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "n_shared_experts": (0,),
     "shared_expert_intermediate_size": (0,),
     "first_k_dense_replace": (0,),
+    "moe_layer_freq": (1,),
+    "qkv_bias": (False,),
+    "rotary_dim": (),
     "decoder_sparse_step": (1,),
     "mlp_only_layers": ([],),
     "num_nextn_predict_layers": (0,),
@@ -53,8 +56,20 @@ SAME_TENSORS = frozenset(
 )
 """Features that change what is computed and not what is stored: the tensors can be checked."""
 
-ROPE_PLAIN = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-"""Members of ``rope_parameters`` and ``rope_scaling``, with the values that change nothing."""
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes of multi-head latent attention.
+
+    ``rank`` is the latent's of keys and values, ``query_rank`` that of queries, 0 where they
+    have none. A head is ``plain + rotated`` wide in queries and keys, ``value`` in values.
+    """
+
+    query_rank: int
+    rank: int
+    plain: int
+    rotated: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,10 @@ class ModelConfig:
     """Sizes and readings of a decoder, resolved against its family's row.
 
     ``intermediate_size`` is an expert's; ``dense_intermediate_size`` that of the layers
-    without experts, ``dense_layers``, and 0 where there are none.
+    without experts, ``dense_layers``, and 0 where there are none;
+    ``shared_intermediate_size`` that of all shared experts together, 0 without any.
+    ``head_dim`` is the width of queries and keys; ``latent`` is None with plain attention.
+    ``mtp_layers`` are stored behind the decoder's and are not built.
     """
 
     family: Family
@@ -79,7 +97,12 @@ class ModelConfig:
     dense_intermediate_size: int
     router: RouterRule
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
+    qk_norm: QkNorm
+    attention_bias: bool
+    latent: Latent | None
+    shared_intermediate_size: int
+    mtp_layers: int
     clip_qkv: float | None
     tie_word_embeddings: bool
     stored_dtype: str
@@ -148,6 +171,8 @@ def _read_head_dim(fields: Fields, family: Family, sizes: dict[str, int]) -> int
 
     Rope needs an even size.
     """
+    if family.latent:
+        return None  # its sizes are keys of their own
     hidden, heads = sizes.get("hidden_size"), sizes.get("num_heads")
     if "head_dim" in family.reads and fields.find("head_dim"):
         head_dim = fields.size("head_dim")
@@ -169,12 +194,15 @@ def _read_head_dim(fields: Fields, family: Family, sizes: dict[str, int]) -> int
 
 
 def read_dense_layers(fields: Fields, family: Family, sizes: dict[str, int]) -> frozenset[int]:
-    """The layers without experts, by ``decoder_sparse_step`` and ``mlp_only_layers``.
+    """The layers without experts, by the rule of the family.
 
     An index outside the model may stand in ``mlp_only_layers``, and changes nothing.
     """
-    if family.dense is None:
+    layers = range(min(sizes.get("num_layers", 0), MAX_EXPERTS))  # more were refused already
+    if family.dense_rule is DenseRule.NONE:
         return frozenset()
+    if family.dense_rule is DenseRule.FIRST:
+        return frozenset(layers[: _count(fields, family, "first_k_dense_replace")])
     step = fields.size("decoder_sparse_step", default=1)
     named = fields.agree(fields.find("mlp_only_layers"))
     if named is not None and not (
@@ -183,8 +211,18 @@ def read_dense_layers(fields: Fields, family: Family, sizes: dict[str, int]) -> 
         fields.wrong(named, "an array of layer indices")
         return frozenset()
     dense = set(named.value) if named else set()
-    layers = range(min(sizes.get("num_layers", 0), MAX_EXPERTS))  # more were refused already
     return frozenset(i for i in layers if i in dense or (step and (i + 1) % step))
+
+
+def _count(fields: Fields, family: Family, key: str) -> int:
+    """A number of things, of which there may be none; the family's own where it is absent."""
+    found = fields.agree(fields.find(key))
+    if found is None:
+        return int(family.defaults.get(key, 0))
+    if type(found.value) is int and 0 <= found.value <= MAX_EXPERTS:
+        return found.value
+    fields.wrong(found, f"an integer from 0 to {MAX_EXPERTS}")
+    return 0
 
 
 def _check_kv_heads(fields: Fields, sizes: dict[str, int]) -> None:
@@ -223,31 +261,74 @@ def read(
     ``sizes`` and ``dense_layers`` as ``read_sizes`` and ``read_dense_layers`` gave them.
     """
     _check_features(fields, family)
-    normalise = family.normalise_default
-    if "norm_topk_prob" in family.reads:
-        normalise = fields.flag("norm_topk_prob", normalise)
+    router = router_config.read(fields, family, sizes.get("num_experts"), sizes.get("top_k"))
+    latent = _read_latent(fields) if family.latent else None
+    rotated = latent.rotated if latent else sizes.get("head_dim", 2)
+    rope = rope_config.read(fields, family, rotated)
     dense_size = fields.size("intermediate_size") if dense_layers else None
+    shared_size = _read_shared_size(fields, family, sizes)
     eps = fields.positive(fields.agree(fields.find("rms_norm_eps")))
-    theta = _read_rope_theta(fields)
     clip_qkv = None
     if "clip_qkv" in family.reads:
         clip_qkv = fields.positive(fields.agree(fields.find("clip_qkv")))
+    normed = _flag(fields, family, "use_qk_norm", True)
+    biased = bool(family.attention_bias) and _flag(fields, family, family.attention_bias, False)
+    mtp_layers = _count(fields, family, "num_nextn_predict_layers")
     tied = fields.flag("tie_word_embeddings", False)
     dtype = _read_dtype(fields)
     if fields.errors:
         return None
+    if latent:
+        sizes = sizes | {"head_dim": latent.plain + latent.rotated}
     return ModelConfig(
         family=family,
         **sizes,
         dense_layers=dense_layers,
         dense_intermediate_size=dense_size or 0,
-        router=RouterRule(family.scoring, normalise),
+        router=router,
         rms_norm_eps=family.rms_norm_eps_default if eps is None else eps,
-        rope_theta=family.rope_theta_default if theta is None else theta,
+        rope=rope,
+        qk_norm=family.qk_norm if normed else QkNorm.NONE,
+        attention_bias=biased,
+        latent=latent,
+        shared_intermediate_size=shared_size,
+        mtp_layers=mtp_layers if "num_nextn_predict_layers" in family.reads else 0,
         clip_qkv=clip_qkv,
         tie_word_embeddings=tied,
         stored_dtype=dtype,
     )
+
+
+def _flag(fields: Fields, family: Family, key: str, otherwise: bool) -> bool:
+    """A flag of a family that reads it; ``otherwise`` in every other family."""
+    if key not in family.reads:
+        return otherwise
+    return fields.flag(key, bool(family.defaults[key]))
+
+
+def _read_latent(fields: Fields) -> Latent:
+    """Sizes of latent attention; a size with a problem is 0."""
+    rotated = fields.size("qk_rope_head_dim") or 0
+    if rotated % 2:
+        _inconsistent(fields, ("qk_rope_head_dim",), rotated, "an even size")
+    has_query_rank = bool(fields.find("q_lora_rank"))
+    return Latent(
+        query_rank=(fields.size("q_lora_rank") or 0) if has_query_rank else 0,
+        rank=fields.size("kv_lora_rank") or 0,
+        plain=fields.size("qk_nope_head_dim") or 0,
+        rotated=rotated,
+        value=fields.size("v_head_dim") or 0,
+    )
+
+
+def _read_shared_size(fields: Fields, family: Family, sizes: dict[str, int]) -> int:
+    """Intermediate size of all shared experts together: their own, or a count of experts'."""
+    if "shared_expert_intermediate_size" in family.reads:
+        return fields.size("shared_expert_intermediate_size") or 0
+    if "n_shared_experts" in family.reads:
+        count = _count(fields, family, "n_shared_experts")
+        return count * sizes.get("intermediate_size", 0)
+    return 0
 
 
 def _check_features(fields: Fields, family: Family) -> None:
@@ -261,27 +342,6 @@ def _check_features(fields: Fields, family: Family) -> None:
                     fields.limit(found, expected)
                 else:
                     fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected)
-
-
-def _read_rope_theta(fields: Fields) -> float | None:
-    """Base of the rotary embedding: a plain field, or one of ``rope_parameters``."""
-    thetas = fields.find("rope_theta")
-    for block in fields.find("rope_parameters", "rope_scaling"):
-        if not isinstance(block.value, dict):
-            fields.wrong(block, "a JSON object")
-            continue
-        members = {
-            key: Found(child(block.path, key), value)
-            for key, value in block.value.items()
-            if value is not None
-        }
-        for key, plain in ROPE_PLAIN.items():
-            if key in members and not same(members[key].value, plain):
-                expected = f"{plain}: only plain rotary embeddings are computed"
-                fields.limit(members[key], expected)
-        if "rope_theta" in members:
-            thetas.append(members["rope_theta"])
-    return fields.positive(fields.agree(thetas))
 
 
 def _read_dtype(fields: Fields) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mone_ref import experts, routing, substitution
@@ -18,10 +19,22 @@ Record = Callable[[str, Tensor], None]
 
 
 @dataclass
+class SharedExperts:
+    """Experts that every token takes, as one MLP (``ExpertWeights`` of one row).
+
+    ``gate`` ``[1, H]`` weighs their output token by token (Qwen2-MoE); None: not weighed.
+    """
+
+    weights: ExpertWeights
+    gate: Tensor | None
+
+
+@dataclass
 class MoeLayer:
     """Weights and declarations of one MoE layer.
 
-    ``router`` ``[E, H]`` over all logical experts, ``constants`` ``[S, H]`` ascending.
+    ``router`` ``[E, H]`` over all logical experts, ``constants`` ``[S, H]`` ascending;
+    ``correction`` ``[E]`` is what the router chooses by beside its scores.
     """
 
     router: Tensor
@@ -30,6 +43,8 @@ class MoeLayer:
     substitution: LayerSubstitution
     rule: RouterRule
     top_k: int
+    correction: Tensor | None = None
+    shared: SharedExperts | None = None
 
 
 def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) -> Tensor:
@@ -37,6 +52,8 @@ def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) ->
     logits = product(x, layer.router, precision)  # [T, E]
     weights, ids = routes(logits, layer, precision)  # [T, K]
     y = retained(x, weights, ids, layer, precision) + constants(weights, ids, layer, precision)
+    if layer.shared is not None:
+        y = y + shared(x, layer.shared, precision)
 
     record("moe_in", x)
     record("router_logits", logits)
@@ -48,7 +65,7 @@ def forward(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) ->
 
 def routes(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
     """Weights and ids ``[T, K]`` over ALL logical experts; substitution has no say (SEM-2)."""
-    return routing.route(logits, layer.rule, layer.top_k, precision.router)
+    return routing.route(logits, layer.rule, layer.top_k, precision.router, layer.correction)
 
 
 def retained(
@@ -66,3 +83,11 @@ def constants(weights: Tensor, ids: Tensor, layer: MoeLayer, precision: Precisio
         weights, ids, layer.constants, layer.substitution.substituted
     )  # [T, H]
     return total.to(precision.between)
+
+
+def shared(x: Tensor, layer: SharedExperts, precision: Precision) -> Tensor:
+    """What shared experts add to every token, whatever it was routed to (SEM-7): ``[T, H]``."""
+    y = experts.mlp(x, layer.weights, 0, precision)  # [T, H]
+    if layer.gate is None:
+        return y
+    return y * torch.sigmoid(product(x, layer.gate, precision))  # [T, H] * [T, 1]

@@ -47,22 +47,32 @@ def score(router_logits: Tensor, rule: RouterRule, dtype: torch.dtype) -> Tensor
 
 def preference(scores: Tensor, rule: RouterRule, bias: Tensor | None) -> Tensor:
     """What experts are chosen by, ``[T, E]``: scores, corrected, and limited to groups."""
-    preferred = scores if bias is None else scores + bias.to(scores.dtype)  # [T, E]
+    preferred = corrected(scores, bias)  # [T, E]
     return preferred if rule.groups is None else within_groups(preferred, rule.groups)
+
+
+def corrected(scores: Tensor, bias: Tensor | None) -> Tensor:
+    """Scores plus the correction ``[E]`` that balances the load: ``[T, E]``."""
+    return scores if bias is None else scores + bias.to(scores.dtype)
 
 
 def within_groups(preferred: Tensor, groups: Groups) -> Tensor:
     """Preferences ``[T, E]`` with every expert outside the best groups at minus infinity.
 
-    A group stands by the sum of its ``best`` highest preferences. Minus infinity, not zero:
-    a corrected score may be negative, and would lose to an excluded expert at zero.
+    Minus infinity, not zero: a corrected score may be negative, and would lose to an
+    excluded expert at zero.
     """
+    ranks = standing(preferred, groups)  # [T, G]
+    chosen = select(ranks, groups.chosen)  # [T, groups chosen]
+    inside = torch.zeros_like(ranks, dtype=torch.bool).scatter(-1, chosen, True)  # [T, G]
+    by_expert = inside.repeat_interleave(preferred.shape[-1] // groups.count, dim=-1)  # [T, E]
+    return preferred.masked_fill(~by_expert, -torch.inf)
+
+
+def standing(preferred: Tensor, groups: Groups) -> Tensor:
+    """The sum of the ``best`` highest preferences in each group: ``[T, E]`` -> ``[T, G]``."""
     by_group = preferred.reshape(len(preferred), groups.count, -1)  # [T, G, E/G]
-    standing = by_group.topk(groups.best, dim=-1).values.sum(dim=-1)  # [T, G]
-    chosen = select(standing, groups.chosen)  # [T, groups chosen]
-    inside = torch.zeros_like(standing, dtype=torch.bool).scatter(-1, chosen, True)  # [T, G]
-    limited: Tensor = by_group.where(inside[..., None], -torch.inf)  # [T, G, E/G]
-    return limited.flatten(-2)
+    return by_group.topk(groups.best, dim=-1).values.sum(dim=-1)
 
 
 def select(preferred: Tensor, count: int) -> Tensor:

@@ -86,7 +86,7 @@ def test_defaults() -> None:
     assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 3, 3, 32)
     assert (model.num_experts, model.top_k) == (8, 2)
     assert (model.router.scoring, model.router.normalise) == ("softmax", False)
-    assert (model.rms_norm_eps, model.rope_theta, model.clip_qkv) == (1e-5, 10000.0, None)
+    assert (model.rms_norm_eps, model.rope.theta, model.clip_qkv) == (1e-5, 10000.0, None)
     assert (model.tie_word_embeddings, model.stored_dtype) == (False, "float32")
     assert model.family.name == "olmoe"
 
@@ -103,7 +103,7 @@ def test_every_field() -> None:
     model = config.parse(text).model
     assert model.num_kv_heads == 1
     assert model.router.normalise is True
-    assert (model.rms_norm_eps, model.rope_theta, model.clip_qkv) == (1e-6, 500000.0, 8.0)
+    assert (model.rms_norm_eps, model.rope.theta, model.clip_qkv) == (1e-6, 500000.0, 8.0)
     assert (model.tie_word_embeddings, model.stored_dtype) == (True, "bfloat16")
 
 
@@ -128,17 +128,17 @@ def test_published_config() -> None:
 
 def test_defaults_of_qwen3() -> None:
     model = config.parse(cfg(QWEN3)).model
-    assert (model.family.name, model.family.qk_norm) == ("qwen3_moe", QkNorm.HEAD)
+    assert (model.family.name, model.qk_norm) == ("qwen3_moe", QkNorm.HEAD)
     assert (model.intermediate_size, model.head_dim) == (40, 48)
-    assert (model.router.normalise, model.rms_norm_eps, model.rope_theta) == (False, 1e-6, 10000.0)
+    assert (model.router.normalise, model.rms_norm_eps, model.rope.theta) == (False, 1e-6, 10000.0)
     assert (model.moe_layers, model.dense_layers) == ([0, 1, 2, 3], frozenset())
 
 
 def test_defaults_of_mixtral() -> None:
     model = config.parse(cfg(MIXTRAL)).model
-    assert (model.family.name, model.family.qk_norm) == ("mixtral", QkNorm.NONE)
+    assert (model.family.name, model.qk_norm) == ("mixtral", QkNorm.NONE)
     assert (model.num_experts, model.intermediate_size, model.head_dim) == (8, 40, 32)
-    assert (model.router.normalise, model.rms_norm_eps, model.rope_theta) == (True, 1e-5, 1e6)
+    assert (model.router.normalise, model.rms_norm_eps, model.rope.theta) == (True, 1e-5, 1e6)
     assert model.moe_layers == [0, 1]
 
 
@@ -161,7 +161,7 @@ def test_published_config_of_qwen3() -> None:
     read = config.parse(json.dumps(published).encode())
     assert read.findings == ()
     assert (read.model.head_dim, read.model.intermediate_size) == (128, 768)
-    assert (read.model.router.normalise, read.model.rope_theta) == (True, 1e6)
+    assert (read.model.router.normalise, read.model.rope.theta) == (True, 1e6)
 
 
 def test_published_config_of_mixtral() -> None:
@@ -223,7 +223,7 @@ def test_heads_of_their_own_size(base: dict[str, Any], head_dim: int) -> None:
     ],
 )
 def test_rope(changes: dict[str, Any], theta: float) -> None:
-    assert config.parse(cfg(**changes)).model.rope_theta == theta
+    assert config.parse(cfg(**changes)).model.rope.theta == theta
 
 
 def test_family_by_model_type() -> None:

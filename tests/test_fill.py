@@ -198,6 +198,12 @@ def test_recipes_survive_their_own_file(fixtures, tmp_path):
 # -- certificate
 
 
+def uncertified(exact, runs, top_k):
+    """First uncertified position of layers ``[L, T, E]`` whose every contest is in logits."""
+    one, *others = ([(layer, top_k) for layer in run] for run in (exact, *runs))
+    return certificate.first_uncertified(one, others)
+
+
 def test_a_token_is_uncertified_when_errors_come_near_its_gap():
     exact = torch.tensor(
         [[[3.0, 1.0, 0.0], [3.0, 2.5, 0.0], [3.0, 1.0, 0.9]]]
@@ -205,23 +211,23 @@ def test_a_token_is_uncertified_when_errors_come_near_its_gap():
     assert certificate.selection_gap(exact, 1).tolist() == [[2.0, 0.5, 2.0]]
     assert certificate.selection_gap(exact, 3).tolist() == [[torch.inf] * 3]
     quiet = exact + 0.1
-    assert certificate.first_uncertified(exact, [quiet], top_k=1) == 3
+    assert uncertified(exact, [quiet], top_k=1) == 3
     off = exact.clone()
     off[0, 1, 2] += 0.125  # exactly a quarter of the gap of position 1
-    assert certificate.first_uncertified(exact, [quiet, off], top_k=1) == 3
+    assert uncertified(exact, [quiet, off], top_k=1) == 3
     off[0, 1, 2] += 0.001
-    assert certificate.first_uncertified(exact, [quiet, off], top_k=1) == 1
-    assert certificate.first_uncertified(exact, [exact], top_k=2) == 3
-    assert certificate.first_uncertified(exact, [off], top_k=2) == 3
-    assert certificate.first_uncertified(exact, [quiet], top_k=2) == 2
+    assert uncertified(exact, [quiet, off], top_k=1) == 1
+    assert uncertified(exact, [exact], top_k=2) == 3
+    assert uncertified(exact, [off], top_k=2) == 3
+    assert uncertified(exact, [quiet], top_k=2) == 2
     off[0, 0, 0] = torch.nan
-    assert certificate.first_uncertified(exact, [quiet, off], top_k=1) == 0
+    assert uncertified(exact, [quiet, off], top_k=1) == 0
 
 
 def test_one_layer_is_enough_to_reject_a_token():
     exact = torch.tensor([[[4.0, 0.0]], [[0.1, 0.0]]]).double()  # [2, 1, 2]
-    assert certificate.first_uncertified(exact, [exact + 0.01], top_k=1) == 1
-    assert certificate.first_uncertified(exact, [exact + 0.03], top_k=1) == 0
+    assert uncertified(exact, [exact + 0.01], top_k=1) == 1
+    assert uncertified(exact, [exact + 0.03], top_k=1) == 0
 
 
 def test_every_pinned_prompt_is_certified_and_shows_all_kinds_of_tokens(fixtures):
@@ -234,9 +240,9 @@ def test_every_pinned_prompt_is_certified_and_shows_all_kinds_of_tokens(fixtures
         runs = all_variants(one.checkpoint, tuple(one.recipe.compute_types))
         assert len(runs) == 8 * len(one.recipe.compute_types)
         for prompt in prompts:
-            exact = certificate.router_logits(oracle, prompt)
-            seen = [certificate.router_logits(run.model, prompt) for run in runs]
-            assert certificate.first_uncertified(exact, seen, one.recipe.top_k) == len(prompt)
+            exact = certificate.contests(oracle, prompt)
+            seen = [certificate.contests(run.model, prompt) for run in runs]
+            assert certificate.first_uncertified(exact, seen) == len(prompt)
         certificate.check_coverage(one.recipe, oracle, prompts)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from mone_ref import experts
+from mone_ref import experts, routing
 from mone_ref.fill import generator
 from mone_ref.fill.recipe import Recipe, RecipeError
 from mone_ref.fill.variants import Variant
@@ -31,33 +31,63 @@ GAP_TO_ERROR = 4.0
 """Two experts may err in opposite directions, and half of the gap must remain."""
 
 
-def router_logits(model: Model, prompt: Sequence[int]) -> Tensor:
-    """Router logits of one run in every MoE layer: ``[L, T, E]`` float64."""
+Contest = tuple[Tensor, int]
+"""Entrants ``[T, N]`` and how many of the highest are taken."""
+
+
+def contests(model: Model, prompt: Sequence[int]) -> list[Contest]:
+    """Everything that routing decides in one run, in every MoE layer, in float64."""
     trace: dict[str, Tensor] = {}
     model.logits(prompt, trace.__setitem__)
-    layers = model.config.model.moe_layers
-    return torch.stack([trace[f"layers.{i}.router_logits"].double() for i in layers])
+    return [
+        contest
+        for index, layer in model.weights.moe_layers.items()
+        for contest in of_layer(trace[f"layers.{index}.router_logits"].double(), layer)
+    ]
 
 
-def selection_gap(logits: Tensor, top_k: int) -> Tensor:
-    """Last selected minus first rejected logit: ``[..., E]`` -> ``[...]``; infinite at K = E."""
-    best = logits.sort(dim=-1, descending=True).values
-    if top_k == logits.shape[-1]:
-        return torch.full(logits.shape[:-1], torch.inf, dtype=logits.dtype)
-    return best[..., top_k - 1] - best[..., top_k]
+def of_layer(logits: Tensor, layer: MoeLayer) -> list[Contest]:
+    """What one layer decides from its logits ``[T, E]``: experts, and groups before them.
+
+    Scores of every rule rise with the logits, so that without a correction the contest may be
+    looked at in logits, where errors of rounding are born.
+    """
+    rule = layer.rule
+    if layer.correction is None and rule.groups is None:
+        return [(logits, layer.top_k)]
+    scores = routing.score(logits, rule, logits.dtype)  # [T, E]
+    preferred = routing.corrected(scores, layer.correction)  # [T, E]
+    if rule.groups is None:
+        return [(preferred, layer.top_k)]
+    ranks = routing.standing(preferred, rule.groups)  # [T, G]
+    inside = routing.within_groups(preferred, rule.groups)  # [T, E]
+    return [(ranks, rule.groups.chosen), (inside, layer.top_k)]
 
 
-def first_uncertified(exact: Tensor, runs: Sequence[Tensor], top_k: int) -> int:
+def selection_gap(entrants: Tensor, taken: int) -> Tensor:
+    """Last taken minus first rejected: ``[..., N]`` -> ``[...]``; infinite where all are taken."""
+    best = entrants.sort(dim=-1, descending=True).values
+    if taken == entrants.shape[-1]:
+        return torch.full(entrants.shape[:-1], torch.inf, dtype=entrants.dtype)
+    return best[..., taken - 1] - best[..., taken]
+
+
+def first_uncertified(exact: Sequence[Contest], runs: Sequence[Sequence[Contest]]) -> int:
     """First position whose routing an honest rounding may change; T when there is none.
 
-    ``exact`` and every run: router logits ``[L, T, E]``. Scores of every rule in
-    ``routing.py`` rise with the logits, so that the gap may be taken in logits.
+    Every run holds the same contests as ``exact``, in the same order.
     """
-    error = torch.stack([(run - exact).abs().amax(dim=-1) for run in runs]).amax(dim=0)  # [L, T]
-    gap = selection_gap(exact, top_k)  # [L, T]
-    safe = (gap >= GAP_TO_ERROR * error) & (gap > 0)  # [L, T]; False on NaN
-    broken = torch.nonzero(~safe.all(dim=0))  # [N, 1]
-    return int(broken[0]) if len(broken) else exact.shape[1]
+    length = len(exact[0][0])
+    safe = torch.ones(length, dtype=torch.bool)  # [T]
+    for (entrants, taken), *others in zip(exact, *runs, strict=True):
+        # Excluded in both runs, at minus infinity: no error. In one of them: an infinite one.
+        errors = [(run - entrants).abs().nan_to_num(nan=0.0, posinf=torch.inf) for run, _ in others]
+        error = torch.stack(errors).amax(dim=(0, -1))  # [T]
+        gap = selection_gap(entrants, taken)  # [T]
+        unclear = torch.stack([run for run, _ in others]).isnan().any(dim=(0, -1))  # [T]
+        safe &= (gap >= GAP_TO_ERROR * error) & (gap > 0) & ~unclear
+    broken = torch.nonzero(~safe)  # [N, 1]
+    return int(broken[0]) if len(broken) else length
 
 
 def grow(
@@ -76,9 +106,8 @@ def grow(
 
     prompt = [candidate(position) for position in range(length)]
     while True:
-        exact = router_logits(oracle, prompt)
-        seen = [router_logits(run.model, prompt) for run in runs]
-        broken = first_uncertified(exact, seen, recipe.top_k)
+        seen = [contests(run.model, prompt) for run in runs]
+        broken = first_uncertified(contests(oracle, prompt), seen)
         if broken == length:
             return prompt
         attempts[broken] += 1

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mone_ref import config, layout
 from mone_ref.config import Config
+from mone_ref.families import DenseRule
 from mone_ref.fill import forms, generator
 from mone_ref.fill.recipe import Recipe
 
@@ -82,10 +83,10 @@ def config_json(recipe: Recipe) -> dict[str, Any]:
         "pad_token_id": None,
         "torch_dtype": recipe.stored,
     }
-    if family.dense is not None:
+    if family.dense_rule is not DenseRule.NONE:
         dense_size = recipe.dense_intermediate_size or recipe.intermediate_size
         document["intermediate_size"] = dense_size
-    return {**document, **forms.declaration(recipe)}
+    return {**document, **recipe.fields, **forms.declaration(recipe)}
 
 
 def optional_fields(recipe: Recipe) -> dict[str, Any]:
@@ -103,12 +104,18 @@ def tensors(recipe: Recipe, parsed: Config) -> dict[str, Tensor]:
 
     So the same facts in both forms, and a control, have the same values.
     """
-    dtype: torch.dtype = getattr(torch, recipe.stored)
     derived = {name: recipe.row.constant_name(*at) for name, at in forms.stored(recipe).items()}
     return {
-        name: fill(recipe, derived.get(name, name), shape).to(dtype)
+        name: fill(recipe, derived.get(name, name), shape).to(stored_dtype(recipe, name))
         for name, shape in layout.expected(parsed).items()
     }
+
+
+def stored_dtype(recipe: Recipe, name: str) -> torch.dtype:
+    """Float32 for corrections of routers, as models publish them; the recipe's for all others."""
+    correction = recipe.row.correction_bias
+    dtype: torch.dtype = getattr(torch, recipe.stored)
+    return torch.float32 if correction and name.endswith(correction) else dtype
 
 
 def fill(recipe: Recipe, name: str, shape: tuple[int, ...]) -> Tensor:

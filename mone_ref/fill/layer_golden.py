@@ -130,7 +130,7 @@ def permuted(
     hidden = torch.randperm(recipe.hidden, generator=generator)  # [H]
     inner = torch.randperm(recipe.intermediate, generator=generator)  # [I]
     x, weights, ids = routes(recipe, call, given, at)
-    moved = permuted_moe(built(recipe, at.params), hidden, inner)
+    moved = permuted_moe(built(recipe, at.params), hidden, inner, torch.arange(0))
     y = layer.partial(x[:, hidden], weights, ids, moved, at, (0, 1))
     return y[:, hidden.argsort()].to(torch.float64)
 

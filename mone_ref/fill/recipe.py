@@ -13,14 +13,13 @@ import yaml
 
 from mone_ref.backend import COMPUTE_TYPES
 from mone_ref.errors import show
-from mone_ref.families import FAMILIES, Family
+from mone_ref.families import FAMILIES, DenseRule, Family
 
 FAMILY_FIELDS = {
     "normalise": "norm_topk_prob",
     "head_dim": "head_dim",
     "dense_layers": "mlp_only_layers",
     "sparse_step": "decoder_sparse_step",
-    "dense_intermediate_size": "mlp_only_layers",
 }
 """Fields of a recipe that a family must read, and the config key that says so."""
 
@@ -46,7 +45,8 @@ class Recipe:
 
     Only for families that have it: ``normalise``, ``head_dim`` (0 is hidden / heads),
     ``dense_layers`` and ``sparse_step`` (which layers have no experts), and
-    ``dense_intermediate_size`` of those (0 is the experts' own).
+    ``dense_intermediate_size`` of those (0 is the experts' own). ``fields`` go to config.json
+    as they are: everything else that a family's config says.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Recipe:
     dense_layers: list[int] = field(default_factory=list)
     sparse_step: int = 1
     dense_intermediate_size: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)
     stored: str = "bfloat16"
     loudness: int = 0
     form: str = "approx"
@@ -141,6 +142,8 @@ def parse(document: Any) -> Recipe:
     for name, key in FAMILY_FIELDS.items():
         if name in document and key not in recipe.row.reads:
             raise RecipeError(f"$.{name}: {recipe.family} has no {key}")
+    if recipe.dense_intermediate_size and recipe.row.dense_rule is DenseRule.NONE:
+        raise RecipeError(f"$.dense_intermediate_size: {recipe.family} has no dense layers")
     return recipe
 
 

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from mone_ref import loading, precision
+from mone_ref.config import ModelConfig
 from mone_ref.experts import ExpertWeights
 from mone_ref.loading import Model
 from mone_ref.model.attention import AttentionWeights
 from mone_ref.model.decoder import Decoder, DecoderLayer
-from mone_ref.moe import MoeLayer
+from mone_ref.model.latent_attention import LatentWeights
+from mone_ref.moe import MoeLayer, SharedExperts
 
 STORAGE = {
     "float32": torch.float32,
@@ -70,8 +72,10 @@ def permuted(model: Model, seed: int) -> Decoder:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randperm(sizes.hidden_size, generator=generator)  # [H]
     inner = torch.randperm(sizes.intermediate_size, generator=generator)  # [I]
-    column = torch.randperm(sizes.head_dim, generator=generator)  # [D]
+    value_dim = sizes.latent.value if sizes.latent else sizes.head_dim
+    column = torch.randperm(value_dim, generator=generator)  # [D of values]
     dense = torch.randperm(sizes.dense_intermediate_size, generator=generator)  # [I of dense]
+    shared = torch.randperm(sizes.shared_intermediate_size, generator=generator)  # [I of shared]
 
     weights = model.weights
     return Decoder(
@@ -79,9 +83,11 @@ def permuted(model: Model, seed: int) -> Decoder:
         layers=[
             DecoderLayer(
                 attention_norm=layer.attention_norm[hidden],
-                attention=permuted_attention(layer.attention, hidden, column),
+                attention=permuted_latent(layer.attention, sizes, hidden, column)
+                if isinstance(layer.attention, LatentWeights)
+                else permuted_attention(layer.attention, hidden, column),
                 mlp_norm=layer.mlp_norm[hidden],
-                mlp=permuted_moe(layer.mlp, hidden, inner)
+                mlp=permuted_moe(layer.mlp, hidden, inner, shared)
                 if isinstance(layer.mlp, MoeLayer)
                 else permuted_experts(layer.mlp, hidden, dense),
             )
@@ -98,23 +104,56 @@ def permuted_attention(
     """Hidden columns everywhere; value columns inside each head, undone by ``o``."""
     per_head = weights.v.view(-1, len(column), weights.v.shape[1])  # [kv_heads, D, H]
     outputs = weights.o.view(weights.o.shape[0], -1, len(column))  # [H, heads, D]
+    bias = weights.v_bias
     return replace(
         weights,
         q=weights.q[:, hidden],
         k=weights.k[:, hidden],
         v=per_head[:, column].reshape(weights.v.shape)[:, hidden],
+        v_bias=None if bias is None else bias.view(-1, len(column))[:, column].reshape(-1),
         o=outputs[:, :, column].reshape(weights.o.shape)[hidden],
     )
 
 
-def permuted_moe(layer: MoeLayer, hidden: Tensor, inner: Tensor) -> MoeLayer:
-    """Hidden and intermediate columns of router, experts and constants."""
+def permuted_latent(
+    weights: LatentWeights, sizes: ModelConfig, hidden: Tensor, column: Tensor
+) -> LatentWeights:
+    """Hidden columns everywhere; value columns inside each head, undone by ``o``.
+
+    Latents keep their order: a permutation would run through their norms, and end where
+    it began.
+    """
+    assert sizes.latent is not None
+    plain, value = sizes.latent.plain, sizes.latent.value
+    per_head = weights.kv_up.view(-1, plain + value, weights.kv_up.shape[1])  # [heads, N + V, R]
+    kept = torch.cat([torch.arange(plain), plain + column])  # [N + V]
+    outputs = weights.o.view(weights.o.shape[0], -1, value)  # [H, heads, V]
+    q_up = weights.q_up[:, hidden] if weights.q_down is None else weights.q_up
+    return replace(
+        weights,
+        q_down=None if weights.q_down is None else weights.q_down[:, hidden],
+        q_up=q_up,
+        kv_down=weights.kv_down[:, hidden],
+        kv_up=per_head[:, kept].reshape(weights.kv_up.shape),
+        o=outputs[:, :, column].reshape(weights.o.shape)[hidden],
+    )
+
+
+def permuted_moe(layer: MoeLayer, hidden: Tensor, inner: Tensor, shared: Tensor) -> MoeLayer:
+    """Hidden and intermediate columns of router, experts, shared experts and constants."""
     return replace(
         layer,
         router=layer.router[:, hidden],
         experts=permuted_experts(layer.experts, hidden, inner),
         constants=layer.constants[:, hidden],
+        shared=None if layer.shared is None else permuted_shared(layer.shared, hidden, shared),
     )
+
+
+def permuted_shared(layer: SharedExperts, hidden: Tensor, inner: Tensor) -> SharedExperts:
+    """Hidden and intermediate columns of shared experts, and of their gate."""
+    gate = None if layer.gate is None else layer.gate[:, hidden]
+    return SharedExperts(permuted_experts(layer.weights, hidden, inner), gate)
 
 
 def permuted_experts(weights: ExpertWeights, hidden: Tensor, inner: Tensor) -> ExpertWeights:

@@ -25,7 +25,7 @@ def check(config: Any, model: ModelConfig) -> None:
         family.count_keys[0]: model.num_experts,
         family.top_k_keys[0]: model.top_k,
         "rms_norm_eps": model.rms_norm_eps,
-        "rope_theta": model.rope_theta,
+        "rope_theta": model.rope.theta,
         "tie_word_embeddings": model.tie_word_embeddings,
     }
     optional = {

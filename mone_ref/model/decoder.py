@@ -10,7 +10,9 @@ from torch import Tensor
 from mone_ref import experts, moe
 from mone_ref.config import ModelConfig
 from mone_ref.experts import ExpertWeights
+from mone_ref.model import latent_attention
 from mone_ref.model.attention import AttentionWeights, attention, rms_norm
+from mone_ref.model.latent_attention import LatentWeights
 from mone_ref.moe import MoeLayer, Record
 from mone_ref.precision import Precision, product
 
@@ -23,7 +25,7 @@ class DecoderLayer:
     """
 
     attention_norm: Tensor
-    attention: AttentionWeights
+    attention: AttentionWeights | LatentWeights
     mlp_norm: Tensor
     mlp: MoeLayer | ExpertWeights
 
@@ -61,7 +63,7 @@ def logits(
     residual = decoder.embedding[prompt].to(precision.residual)  # [T, H]
     for index, layer in enumerate(decoder.layers):
         x = rms_norm(residual, layer.attention_norm, model.rms_norm_eps, precision)  # [T, H]
-        residual = residual + attention(x, layer.attention, model, precision).to(residual.dtype)
+        residual = residual + attend(x, layer.attention, model, precision).to(residual.dtype)
 
         x = rms_norm(residual, layer.mlp_norm, model.rms_norm_eps, precision)  # [T, H]
         y = forward_mlp(x, layer.mlp, precision, prefixed(record, f"layers.{index}."))  # [T, H]
@@ -69,6 +71,15 @@ def logits(
         record(f"layers.{index}.residual", residual)
     x = rms_norm(residual, decoder.norm, model.rms_norm_eps, precision)  # [T, H]
     return product(x, decoder.head, precision)  # [T, V]
+
+
+def attend(
+    x: Tensor, weights: AttentionWeights | LatentWeights, model: ModelConfig, precision: Precision
+) -> Tensor:
+    """Attention of the kind that a layer has: ``[T, H]`` -> ``[T, H]``."""
+    if isinstance(weights, LatentWeights):
+        return latent_attention.attention(x, weights, model, precision)
+    return attention(x, weights, model, precision)
 
 
 def forward_mlp(

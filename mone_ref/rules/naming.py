@@ -16,6 +16,7 @@ from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.checkpoint.text import count, plain, some
 from mone_ref.config import Config
 from mone_ref.errors import Code, Problem, show
+from mone_ref.families import DenseRule
 from mone_ref.tensor_names import expert_tensor, layer_index
 
 
@@ -47,7 +48,7 @@ def layer_kinds(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
     A layer stored with a dense MLP and with experts counts as one with experts.
     """
     model, family = config.model, config.model.family
-    if family.dense is None:
+    if family.dense_rule is DenseRule.NONE:
         return
     stored = {one.layer for name in checkpoint.tensors if (one := expert_tensor(family, name))}
     stored |= {i for i in range(model.num_layers) if family.router_name(i) in checkpoint.tensors}
