@@ -213,6 +213,7 @@ MIXTRAL = Family(
 )
 
 # As Qwen3-MoE, with a shared expert behind a sigmoid gate, and biases on queries, keys and values.
+# Published configs name a sliding_window beside use_sliding_window: false, which switches it off.
 QWEN2_MOE = Family(
     name="qwen2_moe",
     architectures=("Qwen2MoeForCausalLM",),
@@ -236,6 +237,7 @@ QWEN2_MOE = Family(
             "mlp_only_layers",
             "shared_expert_intermediate_size",
             "qkv_bias",
+            "sliding_window",
         }
     ),
     scoring="softmax",
