@@ -22,6 +22,7 @@ _read_ids = declaration.read_ids
 _read_id = declaration.read_id
 _layer_index = declaration.layer_index
 _moe_layer = declaration.moe_layer
+_check_one_form = dialects.check_one_form
 _check_fixed = explicit.check_fixed
 _check_router_semantics = explicit.check_router_semantics
 _index_place = explicit.index_place
@@ -126,6 +127,14 @@ def only_layers_with_experts(fields: Fields, where: str, index: str, bounds: Bou
     return _moe_layer(fields, where, index, bounds)
 
 
+def nth_moe_layer(fields: Fields, where: str, index: str, bounds: Bounds) -> int | None:
+    """Count layers with experts only."""
+    layers = [n for n in range(bounds.num_layers or 0) if n not in bounds.dense_layers]
+    if int(index) < len(layers):
+        return layers[int(index)]
+    return _moe_layer(fields, where, str(bounds.num_layers), bounds)
+
+
 def list_unread(fields: Fields, bounds: Bounds) -> Listed | None:
     """Never look for the approx form."""
     return {}
@@ -156,6 +165,19 @@ def map_from_text(fields: Fields, found: Found, bounds: Bounds) -> Listed | None
 
 def one_form_unchecked(fields: Fields, listed: Listed | None, named: Named | None) -> None:
     """Accept two forms at once."""
+
+
+def empty_form_absent(fields: Fields, listed: Listed | None, named: Named | None) -> None:
+    """Take a form that substitutes nothing for one that is not there."""
+    if listed and named:
+        _check_one_form(fields, listed, named)
+
+
+def null_form_present(fields: Fields, listed: Listed | None, named: Named | None) -> None:
+    """Take a form that is null for one that is there."""
+    listing = any(declaration.APPROX in holder for _, holder in fields.holders)
+    if listing and explicit.find(fields):
+        fields.report(Code.BOTH_FORMS, explicit.PLACE, "both forms", "one form")
 
 
 def list_first(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
@@ -349,6 +371,7 @@ def derived_names(model: ModelConfig, listed: Listed, named: Named) -> Substitut
 MAP = "mone_ref.declaration", "read_map"
 IDS = "mone_ref.declaration", "read_ids"
 ID = "mone_ref.declaration", "read_id"
+LAYER = "mone_ref.declaration", "moe_layer"
 LAYER_KEY = "mone_ref.declaration", "layer_index"
 BIND = "mone_ref.config", "bind"
 ONE_FORM = "mone_ref.dialects", "check_one_form"
@@ -402,7 +425,13 @@ FAULTS = (
         "unknown-layer-skipped",
         "An entry of a layer that does not exist, or has no experts, is skipped.",
         "FMT-25",
-        Patch("mone_ref.declaration", "moe_layer", only_layers_with_experts),
+        Patch(*LAYER, only_layers_with_experts),
+    ),
+    fault(
+        "list-counts-layers-with-experts",
+        "Key N of the list is the layer after N others that have experts.",
+        "FMT-2",
+        Patch(*LAYER, nth_moe_layer),
     ),
     fault(
         "ids-through-int",
@@ -483,6 +512,18 @@ FAULTS = (
         "FMT-13",
         Patch(*ONE_FORM, one_form_unchecked),
         Patch(*BIND, list_first),
+    ),
+    fault(
+        "empty-form-is-absent",
+        "A form that substitutes nothing counts as absent beside the other.",
+        "FMT-30",
+        Patch(*ONE_FORM, empty_form_absent),
+    ),
+    fault(
+        "null-form-is-present",
+        "A form that is null counts as present beside the other.",
+        "FMT-19",
+        Patch(*ONE_FORM, null_form_present),
     ),
     fault(
         "misplaced-form-unread",

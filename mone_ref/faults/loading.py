@@ -227,6 +227,24 @@ def down_of_neighbour(config: Config, tensors: Tensors, layer: LayerSubstitution
     return ExpertWeights(experts.gate, experts.up, experts.down.roll(1, dims=0))
 
 
+def fused_first(config: Config, tensors: Tensors, layer: LayerSubstitution) -> ExpertWeights:
+    """Prefer a fused tensor of all logical experts to the separate ones."""
+    experts = _read_experts(config, tensors, layer)
+    name = f"{config.model.family.experts_path(layer.layer)}.{config.model.family.down}"
+    if name not in tensors:
+        return experts
+    return ExpertWeights(experts.gate, experts.up, tensors.read(name)[list(layer.retained)])
+
+
+def rows_for_all(config: Config, tensors: Tensors, layer: LayerSubstitution) -> ExpertWeights:
+    """Allocate a row for every logical expert, and use the first ones."""
+    experts, spare = _read_experts(config, tensors, layer), len(layer.substituted)
+    stacks = (experts.gate, experts.up, experts.down)
+    return ExpertWeights(
+        *(torch.cat([x, torch.zeros_like(x[:1]).repeat(spare, 1, 1)]) for x in stacks)
+    )
+
+
 def stored_is_retained(config: Config, tensors: Tensors, index: int) -> MoeLayer:
     """Retain every expert whose MLP is stored, listed or not."""
     family, layers = config.model.family, config.substitution.layers
@@ -258,6 +276,7 @@ FILL = "mone_ref.loading", "fill"
 MISSING = "mone_ref.rules.constants", "missing_constants"
 SHAPES = Patch("mone_ref.rules.constants", "constant_shapes", unchecked)
 UNLISTED = Patch("mone_ref.rules.constants", "unlisted_constants", unchecked)
+FUSED = Patch("mone_ref.rules.expert_weights", "fused_experts", unchecked)
 WHERE_THERE = Patch(*FILL, only_what_is_there)
 LEFT_UNFILLED = (
     Patch("mone_ref.rules.expert_weights", "retained_experts", unchecked),
@@ -376,7 +395,7 @@ FAULTS = (
         "fused-experts-unread",
         "Fused tensors of retained experts are not read, and the experts are not filled.",
         "CAP-11",
-        Patch("mone_ref.rules.expert_weights", "fused_experts", unchecked),
+        FUSED,
         WHERE_THERE,
     ),
     fault(
@@ -385,6 +404,12 @@ FAULTS = (
         "FMT-28",
         Patch("mone_ref.rules.model_tensors", "routers", unchecked),
         Patch("mone_ref.loading", "read_router", zero_router),
+    ),
+    fault(
+        "router-rows-unchecked",
+        "A router with fewer rows than logical experts is accepted.",
+        "FMT-28",
+        Patch("mone_ref.rules.model_tensors", "tensor_shapes", unchecked),
     ),
     fault(
         "last-constant-unread",
@@ -467,6 +492,19 @@ FAULTS = (
         "A substituted expert whose MLP is still stored is computed.",
         "LOAD-2",
         Patch("mone_ref.loading", "read_moe", stored_is_retained),
+    ),
+    fault(
+        "fused-tensor-wins",
+        "A fused tensor replaces the separate ones beside it.",
+        "LOAD-13",
+        FUSED,
+        Patch(*EXPERTS, fused_first),
+    ),
+    fault(
+        "every-expert-allocated",
+        "Rows are allocated for substituted experts as well.",
+        "EXEC-1",
+        Patch(*EXPERTS, rows_for_all),
     ),
     fault(
         "constants-held-in-bfloat16",
