@@ -9,7 +9,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 TORCH_STAMP := $(VENV)/.$(subst =,-,$(TORCH))
 
-.PHONY: conformance test test-vllm vllm-environment lint format fixtures clean
+.PHONY: conformance test test-browser chromium test-vllm vllm-environment lint format fixtures clean
 
 ifeq ($(BACKEND),vllm)
 conformance: vllm-environment
@@ -24,6 +24,15 @@ endif
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests $(ARGS)
+
+test-browser: chromium $(VENV)/.dev
+	$(BIN)/python -m pytest -m browser tests/test_report_browser.py $(ARGS)
+
+chromium:
+	@for program in chromium chromedriver; do \
+		command -v $$program > /dev/null || { echo "error: $$program is not installed" \
+		"(Debian: apt-get install chromium chromium-driver fonts-dejavu-core)" >&2; exit 1; }; \
+	done
 
 test-vllm: vllm-environment
 	.venv-vllm/bin/python -m pytest -m vllm tests/test_backend_vllm.py tests/test_backend_server.py $(ARGS)

@@ -232,7 +232,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     listed = capsys.readouterr().out
     files = {path.stem for path in (ROOT / "mone_ref" / "cli").glob("[a-z]*.py")}
-    assert files == {"validate", "fixtures", "conform", "spec"}
+    assert files == {"validate", "fixtures", "conform", "report", "spec"}
     assert all(f" {name} " in listed for name in files)
 
 
@@ -266,6 +266,7 @@ main()
         ("jsonschema", ["fixtures", "list"], "cli"),
         ("pytest", ["conform"], "conformance"),
         ("packaging", ["conform"], "conformance"),
+        ("jinja2", ["report", "a.jsonl"], "conformance"),
     ],
 )
 def test_without_an_extra_one_line_says_what_to_install(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("validate", "fixtures", "conform", "spec")
+COMMANDS = ("validate", "fixtures", "conform", "report", "spec")
 
 # What a missing package belongs to: commands need more than the library does.
 EXTRAS = {
     "jsonschema": "cli",
     "rich": "cli",
     "typer": "cli",
+    "jinja2": "conformance",
     "packaging": "conformance",
     "pytest": "conformance",
 }

@@ -19,6 +19,7 @@ import jsonschema
 
 from mone_ref import __version__
 from mone_ref.backend import BackendInfo
+from mone_ref.errors import show
 from mone_ref.fill import pins
 from mone_ref.suite import spec
 from mone_ref.suite.cases import Case
@@ -150,7 +151,7 @@ def own_hash(fixtures: Path) -> str:
 
 def read(path: Path) -> Report:
     """Read a whole report. Raises ``ReportError`` when a line is missing, broken or misplaced."""
-    lines = [parse(number, line) for number, line in enumerate(path.read_text().splitlines(), 1)]
+    lines = [parse(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)]
     if not lines or lines[0]["kind"] != "header":
         raise ReportError("line 1: a report starts with its header")
     check_order(lines)
@@ -158,15 +159,16 @@ def read(path: Path) -> Report:
     return Report(lines[0], results, lines[-1])
 
 
-def parse(number: int, text: str) -> dict[str, Any]:
+def parse(number: int, text: bytes) -> dict[str, Any]:
     """One line, checked against the schema."""
     try:
         line: dict[str, Any] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReportError(f"line {number}: {error}") from error
     broken = jsonschema.exceptions.best_match(validator().iter_errors(line))
     if broken is not None:
-        raise ReportError(f"line {number}: {broken.json_path}: {broken.message}")
+        told = show(f"{broken.json_path}: {broken.message}", 300)
+        raise ReportError(f"line {number}: {told}")
     return line
 
 
