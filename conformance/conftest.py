@@ -78,8 +78,9 @@ def read_settings(config: pytest.Config) -> Settings:
         given = config.getoption(name)
         return Path(config.invocation_params.dir, given) if given else None
 
+    command = config.getoption("backend_cmd") or ""
     return Settings(
-        backend=config.getoption("backend"),
+        backend=config.getoption("backend") or ("" if command else backends.DEFAULT),
         dtypes=tuple(config.getoption("dtype") or ()),
         patterns=tuple(config.getoption("case") or ()),
         engine_args=tuple(config.getoption("engine_arg") or ()),
@@ -91,6 +92,9 @@ def read_settings(config: pytest.Config) -> Settings:
         markdown=path("markdown"),
         call_limit=config.getoption("call_limit"),
         serve_cmd=config.getoption("serve_cmd") or "",
+        case_limit=config.getoption("case_limit"),
+        isolate=config.getoption("isolate"),
+        backend_cmd=command,
         command=tuple(sys.argv[1:]),
     )
 

@@ -157,8 +157,8 @@ class Unavailable(Exception):
 class Refused(Exception):
     """An engine's deliberate refusal of a checkpoint, an option or an update.
 
-    ``evidence`` is what the engine said, per rank; ``phase`` and ``code`` when the
-    engine itself reports them.
+    ``evidence`` is what the engine said, per rank; ``phase`` and ``code`` (one, or several)
+    when the engine itself reports them.
     """
 
     def __init__(
@@ -166,11 +166,11 @@ class Refused(Exception):
         evidence: str | Sequence[str],
         *,
         phase: Phase | None = None,
-        code: Code | str | None = None,
+        code: Code | str | Sequence[str] | None = None,
     ) -> None:
         self.evidence = (evidence,) if isinstance(evidence, str) else tuple(evidence)
         self.phase = phase
-        self.code = code
+        self.codes = (str(code),) if isinstance(code, str) else tuple(code or ())
         super().__init__("\n".join(self.evidence))
 
 
@@ -184,6 +184,8 @@ class Crashed(Exception):
 
 class Session(ABC):
     """One loaded checkpoint."""
+
+    abilities: frozenset[str] | None = None
 
     @abstractmethod
     def score(self, prompts: list[list[int]]) -> list[Scores]:
@@ -222,6 +224,7 @@ class LayerSession:
     """
 
     in_place = False
+    abilities: frozenset[str] | None = None
 
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
         """``[T, H]``, ``[T, E]`` -> ``[T, H]``."""
@@ -259,6 +262,8 @@ class Backend(ABC):
     error_map: Path | None = None
     expectations: Path | None = None
 
+    abilities: frozenset[str] | None = None
+
     @abstractmethod
     def describe(self) -> BackendInfo:
         """Name, version, device and abilities; must not load a model."""
@@ -280,7 +285,13 @@ class Backend(ABC):
 
 
 def capable(instance: Backend | Session | LayerSession, method: str) -> bool:
-    """Whether an adapter overrides an optional method, which is how it declares the ability."""
+    """Whether an engine can do what an optional method asks of it.
+
+    An adapter declares it by overriding the method. One that speaks for an engine elsewhere
+    overrides them all, and holds in ``abilities`` what that engine declared.
+    """
+    if instance.abilities is not None:
+        return method in instance.abilities
     for base in type(instance).__mro__:
         if method in vars(base):
             return base.__module__ != __name__

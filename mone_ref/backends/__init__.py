@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mone_ref.suite.run import Settings
 
 GROUP = "mone_ref.backends"
+DEFAULT = "reference"
 BUILT_IN = {
     "reference": "mone_ref.backends.reference:ReferenceBackend",
     "server": "mone_ref.backends.server:ServerBackend",
@@ -27,6 +28,13 @@ class BackendError(ValueError):
 
 def chosen(settings: Settings) -> Backend:
     """The backend of a run. Raises ``BackendError``, ``OptionError``."""
+    check_alone(settings)
+    if settings.backend_cmd or settings.isolate:
+        from mone_ref.backends import process
+
+        if settings.isolate:
+            return process.isolated(settings.backend, settings.call_limit)
+        return process.commanded(settings.backend_cmd, settings.call_limit)
     if not settings.serve_cmd:
         return find(settings.backend)
     if settings.backend != "server":
@@ -34,6 +42,19 @@ def chosen(settings: Settings) -> Backend:
     from mone_ref.backends.server import ServerBackend
 
     return ServerBackend(settings.serve_cmd, settings.engine_args, settings.call_limit)
+
+
+def check_alone(settings: Settings) -> None:
+    """A command is an engine of its own, in a process already. Raises ``BackendError``."""
+    given = {
+        "--backend-cmd": settings.backend_cmd,
+        "--serve-cmd": settings.serve_cmd,
+        "--isolate": settings.isolate,
+        "--backend": settings.backend if settings.backend_cmd else "",
+    }
+    flags = [flag for flag, value in given.items() if value]
+    if len(flags) > 1:
+        raise BackendError(f"{flags[0]} and {flags[1]} exclude each other")
 
 
 def find(name: str) -> Backend:

@@ -84,7 +84,7 @@ class Engine:
             yield opened
         finally:
             if isinstance(opened.session, Session):
-                closed = self.guard.call(Phase.RUN, opened.session.close)
+                closed = self.guard.call(Phase.RUN, opened.session.close, closing=True)
                 opened.closing = closed if isinstance(closed, Failure) else None
 
     def _load(self, checkpoint: Path, options: LoadOptions) -> Session:

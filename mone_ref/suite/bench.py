@@ -29,12 +29,13 @@ from mone_ref.suite.outcomes import Outcome
 class Options:
     """How to run.
 
-    ``time_limit`` is in seconds per call; ``engine_args`` go to the engine verbatim;
-    ``dtypes`` are those of the run, all of the engine's when empty. ``fixtures`` is a
-    directory to use instead of the pinned fixtures.
+    ``time_limit`` is in seconds per call, ``case_limit`` per case; ``engine_args`` go to the
+    engine verbatim; ``dtypes`` are those of the run, all of the engine's when empty.
+    ``fixtures`` is a directory to use instead of the pinned fixtures.
     """
 
     time_limit: float = 120.0
+    case_limit: float = 1800.0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     error_map: ErrorMap = field(default_factory=ErrorMap)
     dtypes: tuple[str, ...] = ()
@@ -55,7 +56,8 @@ class Bench:
         self.info = info
         self.options = options
         self.fixtures = options.fixtures or root / "fixtures"
-        self.engine = Engine(backend, Guard(options.error_map, options.time_limit))
+        guard = Guard(options.error_map, options.time_limit, options.case_limit)
+        self.engine = Engine(backend, guard)
         self._attempts: dict[tuple[str, ...], Attempt] = {}
         self._goldens: dict[str, Golden] = {}
         self._controls: dict[tuple[str, ...], Judgement] = {}
@@ -87,8 +89,10 @@ class Bench:
         if key not in self._attempts:
             options = self._load_options((fixture,), dtype, features)
             with self.copy(fixture, edits) as directory:
-                prompts = self.golden(fixture).ids
-                self._attempts[key] = self.engine.attempt(directory, prompts, options)
+                attempt = self.engine.attempt(directory, self.golden(fixture).ids, options)
+            if attempt.failure and self.engine.guard.case_over:
+                return attempt  # cut short by this case: another one asks anew
+            self._attempts[key] = attempt
         return self._attempts[key]
 
     def copy(self, fixture: str, edits: Sequence[Edit] = ()) -> AbstractContextManager[Path]:
@@ -162,5 +166,8 @@ class Bench:
         key = attempt_key(control, dtype, (), features)
         if key not in self._controls:
             attempt = self.attempt(control, dtype, features=features)
-            self._controls[key] = self.judge_attempt(attempt, control, dtype)
+            judgement = self.judge_attempt(attempt, control, dtype)
+            if key not in self._attempts:
+                return judgement
+            self._controls[key] = judgement
         return self._controls[key]

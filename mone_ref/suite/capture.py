@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from mone_ref.protocol.failures import Relayed
+
 LIMIT = 64 * 1024
 """Bytes kept of one call's output, from its end, where the reason stands."""
 
@@ -94,14 +96,19 @@ def chain(error: BaseException) -> str:
         if id(current) in seen:
             continue
         seen.add(id(current))
-        lines.append(
-            f"{type(current).__module__}.{type(current).__qualname__}: {_message(current)}"
-        )
+        lines.append(_told(current))
         lines += map(str, getattr(current, "__notes__", ()))
         if isinstance(current, BaseExceptionGroup):
             waiting += current.exceptions
         waiting += filter(None, (current.__cause__, current.__context__))
     return "\n".join(lines)[:LIMIT]
+
+
+def _told(error: BaseException) -> str:
+    """Class and message; of an exception from another process, the chain that was told there."""
+    if isinstance(error, Relayed):
+        return str(error)
+    return f"{type(error).__module__}.{type(error).__qualname__}: {_message(error)}"
 
 
 def _message(error: BaseException) -> str:

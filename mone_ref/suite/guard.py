@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from unittest import mock
 
 from mone_ref.backend import Crashed, Refused
 from mone_ref.errors import Phase, Rejected
+from mone_ref.protocol.failures import ProtocolError
 from mone_ref.suite import capture
 from mone_ref.suite.errormap import Ambiguous, ErrorMap
 
@@ -65,22 +67,42 @@ class Deadline(BaseException):
 class Guard:
     """Calls an engine and answers with its value or with a ``Failure``."""
 
-    def __init__(self, error_map: ErrorMap, limit: float) -> None:
-        """``limit`` is in seconds, for each call."""
+    def __init__(self, error_map: ErrorMap, limit: float, case_limit: float = float("inf")) -> None:
+        """``limit`` is in seconds, for each call; ``case_limit`` for all calls of one case."""
         self.error_map = error_map
         self.limit = limit
+        self.case_limit = case_limit
+        self._case_end = float("inf")
         # Taken now: during a call descriptor 2 is captured.
         self._stderr = os.dup(2)
 
-    def call(self, phase: Phase, function: Callable[[], T]) -> T | Failure:
+    def begin_case(self) -> None:
+        """Start the clock of a case."""
+        self._case_end = time.monotonic() + self.case_limit
+
+    @property
+    def case_over(self) -> bool:
+        """Whether the case has used up its time: what failed since tells nothing about a call."""
+        return time.monotonic() >= self._case_end
+
+    def call(
+        self, phase: Phase, function: Callable[[], T], *, closing: bool = False
+    ) -> T | Failure:
         """Run one call. ``KeyboardInterrupt`` passes only when the user caused it.
 
+        A ``closing`` call has its own time, even when the case has used up the case's.
         Raises ``RuntimeError`` outside the main thread, where no alarm can be heard.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("an engine can only be judged from the main thread")
+        limit, late = self.limit, f"no answer within {self.limit:g} s"
+        left = self._case_end - time.monotonic()
+        if left < limit and not closing:
+            limit, late = left, f"the case was not over within {self.case_limit:g} s"
+        if limit <= 0:
+            return Failure(Failed.TIMEOUT, phase, late)
         captured = capture.Captured()
-        alarm = Alarm(self.limit, self._stderr)
+        alarm = Alarm(limit, self._stderr)
         interrupts = Interrupts()
         try:
             with interrupts.watch(), capture.output(captured), alarm.set(), no_exit():
@@ -91,8 +113,7 @@ class Guard:
             if not alarm.rang:
                 return self.failure(phase, error, captured.text)
         if alarm.rang:
-            text = f"no answer within {self.limit:g} s\n{captured.text}"
-            return Failure(Failed.TIMEOUT, phase, text)
+            return Failure(Failed.TIMEOUT, phase, f"{late}\n{captured.text}")
         return value
 
     def failure(self, phase: Phase, error: BaseException, text: str) -> Failure:
@@ -102,12 +123,14 @@ class Guard:
         gone = isinstance(error, Crashed) or not isinstance(error, Exception)
         if gone or out_of_memory(error, told, text):
             return Failure(Failed.CRASHED, phase, evidence)
+        if isinstance(error, ProtocolError):
+            return Failure(Failed.ERRORED, phase, evidence)
         if isinstance(error, Rejected):
             codes = tuple(str(code) for code in error.codes)
             return Failure(Failed.REFUSED, phase, evidence, codes, error.phase)
         stated = error.phase if isinstance(error, Refused) else None
-        if isinstance(error, Refused) and error.code:
-            return Failure(Failed.REFUSED, phase, evidence, (str(error.code),), stated)
+        if isinstance(error, Refused) and error.codes:
+            return Failure(Failed.REFUSED, phase, evidence, error.codes, stated)
         try:
             # The exception itself first: a log may hold words about other things.
             code = self.error_map.find(told) or self.error_map.find(text)

@@ -9,8 +9,15 @@ from typing import Any
 OPTIONS: dict[str, dict[str, Any]] = {
     "--backend": {
         "metavar": "NAME",
-        "default": "reference",
         "help": "the engine: a built-in or installed name, or module:Class (default: reference)",
+    },
+    "--isolate": {
+        "action": "store_true",
+        "help": "run the engine in a process of its own: crashes and hangs end a case, not the run",
+    },
+    "--backend-cmd": {
+        "metavar": "COMMAND",
+        "help": "the engine is a command that speaks the protocol of docs/protocol.md",
     },
     "--serve-cmd": {
         "metavar": "COMMAND",
@@ -58,6 +65,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": float,
         "default": 120.0,
         "help": "longest time for one call into the engine (default: 120)",
+    },
+    "--case-limit": {
+        "metavar": "SECONDS",
+        "type": float,
+        "default": 1800.0,
+        "help": "longest time for all calls of one case (default: 1800)",
     },
 }
 

@@ -30,8 +30,8 @@ class Outcome(StrEnum):
     WRONGLY_REFUSED = "wrongly-refused", "Refused something that conforms."
     WRONGLY_ACCEPTED = "wrongly-accepted", "Accepted something that must be refused."
     ERRORED = "errored", "Failed with something that is no deliberate refusal."
-    CRASHED = "crashed", "Ran out of memory, or tried to leave the process."
-    TIMEOUT = "timeout", "One call took longer than the time limit."
+    CRASHED = "crashed", "Ran out of memory, or its process ended or tried to."
+    TIMEOUT = "timeout", "A call, or the whole case, took longer than its time limit."
 
     VOID = "void", "The near twin that must load did not, so a refusal proves nothing."
     NOT_JUDGED = "not-judged", "The base model differs without any substitution."

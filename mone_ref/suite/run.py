@@ -36,7 +36,7 @@ from mone_ref.suite.spec import Level
 from mone_ref.suite.verdict import Verdict
 
 DTYPES = ("float32", "bfloat16", "float16")
-LONGEST_CALL = 86400
+LONGEST = 86400
 FOLDERS = {"error_map": "error_maps", "expectations": "expectations"}
 """Attributes of a backend, and where the suite keeps those files for the engines it knows."""
 FAILING = {Level.MUST: "failed", Level.SHOULD: "advice", Level.MAY: "differs"}
@@ -59,6 +59,9 @@ class Settings:
     markdown: Path | None = None
     call_limit: float = 120.0
     serve_cmd: str = ""
+    case_limit: float = 1800.0
+    isolate: bool = False
+    backend_cmd: str = ""
     command: tuple[str, ...] = ()
 
     def chosen_by(self) -> list[str]:
@@ -66,6 +69,10 @@ class Settings:
         words = [f"--backend={self.backend}"]
         if self.serve_cmd:
             words.append(f"--serve-cmd={self.serve_cmd}")
+        if self.backend_cmd:
+            words = [f"--backend-cmd={self.backend_cmd}"]
+        if self.isolate:
+            words.append("--isolate")
         words += [f"--engine-arg={text}" for text in self.engine_args]
         if self.fixtures:
             words.append(f"--fixtures={self.fixtures}")
@@ -90,9 +97,8 @@ class Run:
     def __post_init__(self) -> None:
         """Read every file before the first case, so that a bad one costs no engine time."""
         check_places(self.settings)
-        limit = self.settings.call_limit
-        if not 0 < limit <= LONGEST_CALL:
-            raise OptionError(f"--call-limit {limit:g}: expected seconds in (0, {LONGEST_CALL}]")
+        check_limit("--call-limit", self.settings.call_limit)
+        check_limit("--case-limit", self.settings.case_limit)
         self.info = described(self.backend)
         self.clauses = spec.load(self.root)
         self.cases = self._find_cases()
@@ -141,6 +147,7 @@ class Run:
     def _options(self) -> Options:
         return Options(
             time_limit=self.settings.call_limit,
+            case_limit=self.settings.case_limit,
             engine_args=options.engine_args(self.settings.engine_args),
             error_map=self.error_map,
             dtypes=self.dtypes,
@@ -286,6 +293,12 @@ class Run:
         written = expectations.write(self.results, self.deviations or (), self.info)
         path.write_text(written, encoding="utf-8")
         return f"expectations written to {path}; every entry needs a reason"
+
+
+def check_limit(flag: str, seconds: float) -> None:
+    """A time that can be waited. Raises ``OptionError``."""
+    if not 0 < seconds <= LONGEST:
+        raise OptionError(f"{flag} {seconds:g}: expected seconds in (0, {LONGEST}]")
 
 
 def existing(path: Path) -> Path | None:

@@ -36,6 +36,7 @@ class Harness:
         Raises ``CaseError`` when the case itself is broken.
         """
         begun = time.monotonic()
+        self.bench.engine.guard.begin_case()
         try:
             judgement = self._inapplicable(case, dtype) or self._run(case, dtype)
         except EditError as error:
@@ -58,7 +59,7 @@ class Harness:
     def close(self) -> Failure | None:
         """Close the backend; the failure to do so, if any."""
         engine = self.bench.engine
-        closed = engine.guard.call(Phase.RUN, engine.backend.close)
+        closed = engine.guard.call(Phase.RUN, engine.backend.close, closing=True)
         return closed if isinstance(closed, Failure) else None
 
     def _inapplicable(self, case: Case, dtype: str) -> Judgement | None:
