@@ -21,7 +21,8 @@ from mone_ref import backends
 from mone_ref.backend import LoadOptions
 from mone_ref.backends import BackendError, server, server_settings
 from mone_ref.backends.server import ServerBackend
-from mone_ref.backends.vllm import CPU_ENVIRONMENT
+from mone_ref.backends.server_process import ServerProcess, by_signal
+from mone_ref.backends.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from mone_ref.suite import capture, cases, errormap, report, spec, verdict
 from mone_ref.suite.bench import Options
 from mone_ref.suite.cases import Kind
@@ -207,7 +208,8 @@ import os, signal
 from pathlib import Path
 from mone_ref.backend import LoadOptions
 from mone_ref.backends.server import ServerBackend
-from mone_ref.backends.vllm import CPU_ENVIRONMENT
+from mone_ref.backends.server_process import ServerProcess, by_signal
+from mone_ref.backends.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 backend = ServerBackend({command("deaf")!r})
 backend.load(Path("fixtures/olmoe-approx/checkpoint"), LoadOptions())
 os.kill(os.getpid(), signal.SIGKILL)
@@ -219,6 +221,26 @@ os.kill(os.getpid(), signal.SIGKILL)
         if not marked(mark):
             break
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("code", "signalled"),
+    [(-9, True), (137, True), (0, False), (1, False), (128, False), (255, False)],
+)
+def test_a_shell_reports_the_signal_that_ended_its_command(code: int, signalled: bool) -> None:
+    assert by_signal(code) is signalled
+
+
+@pytest.mark.parametrize(("chosen", "found"), [(None, "128"), ("0", "0")])
+def test_fresh_memory_is_filled_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, found: str
+) -> None:
+    if chosen is not None:
+        monkeypatch.setenv("MALLOC_PERTURB_", chosen)
+    process = ServerProcess(["sh", "-c", "echo $MALLOC_PERTURB_"])
+    assert process.ended(60) == 0
+    process.stop(0)
+    assert process.log() == f"{found}\n"
 
 
 def test_a_program_that_cannot_be_started_leaves_no_watchdog(tmp_path: Path) -> None:
@@ -362,7 +384,7 @@ CPU_ONLY = """ --compilation-config '{"custom_ops": ["none"]}'"""
 @pytest.mark.vllm
 def test_vllm_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.cuda.is_available()
-    for name, value in ({} if cuda else CPU_ENVIRONMENT).items():
+    for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
         monkeypatch.setenv(name, value)
     backend = ServerBackend(
         VLLM_SERVE + ("" if cuda else CPU_ONLY),

@@ -80,7 +80,7 @@ class Dialect(ABC):
         self.top = top
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}, {'all' if self.top == ALL else self.top} per token"
+        return f"{type(self).__name__} {'all' if self.top == ALL else self.top}"
 
     @abstractmethod
     def request(self) -> dict[str, Any]:

@@ -98,18 +98,18 @@ class ServerSession(Session):
 
     def _ask(self, prompts: list[list[int]]) -> list[Scores]:
         """Ask in the first dialect that the server speaks, and in no other from then on."""
-        misunderstood = []
+        refused: dict[str, list[str]] = {}
         for dialect in self._dialects:
             body = completions.request(self._model, prompts, dialect)
             try:
                 answer = self._server.ask("/v1/completions", body)
                 found = completions.read(answer, prompts, dialect, self._vocabulary)
             except (AnswerError, Declined) as error:
-                misunderstood.append(f"{dialect}: {error}")
+                refused.setdefault(str(error), []).append(str(dialect))
             else:
                 self._dialects = [dialect]
                 return found
-        raise ServerError("; ".join(misunderstood))
+        raise ServerError("; ".join(f"{why} ({', '.join(ways)})" for why, ways in refused.items()))
 
 
 def concurrently(function: Callable[[T], S], items: Sequence[T]) -> list[S]:

@@ -65,7 +65,11 @@ class Server:
             if code is not None:
                 self.process.stop(patience=0)  # the log is complete then
             sys.stderr.write(self.process.log())
-            if code is None or isinstance(error, Ended) or not isinstance(error, Exception):
+            if (
+                code is None
+                or isinstance(error, Ended | Crashed)
+                or not isinstance(error, Exception)
+            ):
                 raise
             raise Crashed(f"the server {told_end(code)}") from error
 

@@ -115,7 +115,7 @@ class Tail:
     def text(self) -> str:
         """What is kept, and how much is not."""
         with self._lock:
-            text = self._kept.decode("utf-8", errors="backslashreplace")
+            text = self._kept.decode("utf-8", errors="backslashreplace").replace("\r\n", "\n")
             return f"[{self._left_out} bytes left out]\n{text}" if self._left_out else text
 
 
