@@ -180,6 +180,13 @@ def null_form_present(fields: Fields, listed: Listed | None, named: Named | None
         fields.report(Code.BOTH_FORMS, explicit.PLACE, "both forms", "one form")
 
 
+def empty_explicit_refused(fields: Fields, listed: Listed | None, named: Named | None) -> None:
+    """Refuse an explicit form that substitutes nothing."""
+    _check_one_form(fields, listed, named)
+    if explicit.find(fields) and named == {}:
+        fields.report(Code.EXPLICIT_FORM, explicit.PLACE, "no replacement", "at least one")
+
+
 def list_first(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
     """Prefer the approx form."""
     return _bind(model, listed, {} if listed else named)
@@ -524,6 +531,12 @@ FAULTS = (
         "A form that is null counts as present beside the other.",
         "FMT-19",
         Patch(*ONE_FORM, null_form_present),
+    ),
+    fault(
+        "empty-explicit-form-refused",
+        "An explicit form that substitutes nothing is refused.",
+        "FMT-19",
+        Patch(*ONE_FORM, empty_explicit_refused),
     ),
     fault(
         "misplaced-form-unread",

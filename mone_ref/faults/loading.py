@@ -13,6 +13,7 @@ from mone_ref import layer, loading
 from mone_ref.backend import LayerSpec
 from mone_ref.checkpoint import Checkpoint, dtypes
 from mone_ref.checkpoint.header import Header
+from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.config import Config, LayerSubstitution
 from mone_ref.errors import Code, Problem, Severity
 from mone_ref.experts import ExpertWeights
@@ -29,6 +30,7 @@ _read_router = loading.read_router
 _fill = loading.fill
 _build = layer.build
 _missing_constants = constants.missing_constants
+_unlisted_constants = constants.unlisted_constants
 _non_finite_constants = constants.non_finite_constants
 _leftover_experts = expert_weights.leftover_experts
 
@@ -49,6 +51,20 @@ def expected_in_first_file(config: Config, checkpoint: Checkpoint) -> Iterator[P
 def any_copy(headers: Mapping[str, Header]) -> Iterator[Problem]:
     """Never notice a name that two files hold."""
     return iter(())
+
+
+def expected_below_model(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Miss every constant whose name does not begin as the model's own tensors do."""
+    names = {name: entry for name, entry in checkpoint.tensors.items() if name.startswith("model.")}
+    yield from _missing_constants(config, replace(checkpoint, tensors=names))
+
+
+def no_derived_name(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Refuse, beside the explicit form, the names that the approx form derives."""
+    yield from _unlisted_constants(config, checkpoint)
+    for name in checkpoint.tensors if config.substitution.form == "explicit" else ():
+        if name.endswith(f".{config.model.family.constant}"):
+            yield tensor_problem(Code.UNNAMED_CONSTANT, checkpoint, name, "a derived name", "none")
 
 
 # -- checks that are not made
@@ -116,6 +132,22 @@ def zeros_where_absent(config: Config, tensors: Tensors, layer: LayerSubstitutio
     )  # [S, H]
     for row, expert in enumerate(layer.substituted):
         only_what_is_there(constants[row], tensors, layer.constants[expert])
+    return constants
+
+
+def never_loaded(config: Config, tensors: Tensors, layer: LayerSubstitution) -> Tensor:
+    """Leave every constant at zero."""
+    return _read_constants(config, tensors, layer).zero_()
+
+
+def dtype_of_config(config: Config, tensors: Tensors, layer: LayerSubstitution) -> Tensor:
+    """Take the bytes of a constant for values of the dtype that the config gives for weights."""
+    constants, dtype = _read_constants(config, tensors, layer), config.model.stored_dtype
+    for row, expert in enumerate(layer.substituted):
+        stored = bytearray(tensors.checkpoint.read(layer.constants[expert]))
+        values = torch.frombuffer(stored, dtype=getattr(torch, dtype))
+        if len(values) == constants.shape[1]:
+            constants[row] = values
     return constants
 
 
@@ -298,6 +330,18 @@ FAULTS = (
         Patch(*MISSING, expected_in_first_file),
     ),
     fault(
+        "declared-names-below-model-only",
+        "Declared constants are missed unless their names begin as those of the model do.",
+        "LOAD-5",
+        Patch(*MISSING, expected_below_model),
+    ),
+    fault(
+        "derived-names-refused",
+        "Beside the explicit form a constant under a derived name is refused, declared or not.",
+        "FMT-6",
+        Patch("mone_ref.rules.constants", "unlisted_constants", no_derived_name),
+    ),
+    fault(
         "stored-twice-accepted",
         "A constant that two files hold is accepted.",
         "LOAD-9",
@@ -410,6 +454,21 @@ FAULTS = (
         "A router with fewer rows than logical experts is accepted.",
         "FMT-28",
         Patch("mone_ref.rules.model_tensors", "tensor_shapes", unchecked),
+    ),
+    replace(
+        fault(
+            "constants-unread",
+            "Constants stay zero.",
+            "LOAD-7",
+            Patch(*CONSTANTS, never_loaded),
+        ),
+        looks_like="dropped",
+    ),
+    fault(
+        "stored-dtype-unread",
+        "Constants are read in the dtype that the config gives for weights.",
+        "FMT-27",
+        Patch(*CONSTANTS, dtype_of_config),
     ),
     fault(
         "last-constant-unread",
