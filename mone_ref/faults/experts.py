@@ -2,12 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from mone_ref.experts import ExpertWeights, mlp
+from mone_ref import experts as right
+from mone_ref.experts import ExpertWeights
 from mone_ref.faults.plant import Fault, Patch
-from mone_ref.precision import Precision
+from mone_ref.precision import Precision, product
+
+# The right steps, bound before anything is planted.
+_interior = right.interior
+_paid = right.paid
+_weighted_sum = right.weighted_sum
+
+
+# -- inside one expert
+
+
+def swapped(x: Tensor, experts: ExpertWeights, row: int, precision: Precision) -> Tensor:
+    """Activate the up projection instead of the gate."""
+    return _interior(x, replace(experts, gate=experts.up, up=experts.gate), row, precision)
+
+
+def ungated(x: Tensor, experts: ExpertWeights, row: int, precision: Precision) -> Tensor:
+    """Leave out the up projection."""
+    return torch.nn.functional.silu(product(x, experts.gate[row], precision))  # [N, I]
+
+
+def gelu(x: Tensor, experts: ExpertWeights, row: int, precision: Precision) -> Tensor:
+    """Activate with GELU."""
+    gate = product(x, experts.gate[row], precision)  # [N, I]
+    return torch.nn.functional.gelu(gate) * product(x, experts.up[row], precision)  # [N, I]
+
+
+# -- what its output counts
+
+
+def unweighted(
+    x: Tensor, weights: Tensor, experts: ExpertWeights, row: int, precision: Precision
+) -> Tensor:
+    """Pay every route with one."""
+    return _paid(x, torch.ones_like(weights), experts, row, precision)
+
+
+def squared(
+    x: Tensor, weights: Tensor, experts: ExpertWeights, row: int, precision: Precision
+) -> Tensor:
+    """Apply the weight a second time."""
+    return _paid(x, weights.square(), experts, row, precision)
+
+
+def weighted_input(
+    x: Tensor, weights: Tensor, experts: ExpertWeights, row: int, precision: Precision
+) -> Tensor:
+    """Apply the weight to what goes into the expert."""
+    return unweighted(x * weights[:, None].to(x.dtype), weights, experts, row, precision)
+
+
+# -- which routes are computed
+
+
+def last_row_counts(
+    x: Tensor, weights: Tensor, rows: Tensor, experts: ExpertWeights, precision: Precision
+) -> Tensor:
+    """Of several rows of a token the highest overwrites the others."""
+    highest = rows.where(weights != 0, -1).amax(dim=-1, keepdim=True)  # [T, 1]
+    return _weighted_sum(x, weights.where(rows == highest, 0.0), rows, experts, precision)
+
+
+def row_0_skipped(
+    x: Tensor, weights: Tensor, rows: Tensor, experts: ExpertWeights, precision: Precision
+) -> Tensor:
+    """Take every route to row 0 for padding."""
+    return _weighted_sum(x, weights.where(rows != 0, 0.0), rows, experts, precision)
+
+
+def last_row_skipped(
+    x: Tensor, weights: Tensor, rows: Tensor, experts: ExpertWeights, precision: Precision
+) -> Tensor:
+    """End the loop one row early."""
+    last = experts.rows - 1
+    return _weighted_sum(x, weights.where(rows != last, 0.0), rows, experts, precision)
 
 
 def weight_zero_computed(
@@ -18,20 +95,85 @@ def weight_zero_computed(
     for slot in range(rows.shape[1]):
         for row in range(experts.rows):
             here = rows[:, slot] == row  # [T]
-            paid = weights[here, slot, None].to(precision.wide)  # [N, 1]
-            total[here] += paid * mlp(x[here], experts, row, precision)  # [N, H]
+            total[here] += _paid(x[here], weights[here, slot], experts, row, precision)  # [N, H]
     return total
 
 
+# -- nothing that shows
+
+
+def rows_from_the_end(
+    x: Tensor, weights: Tensor, rows: Tensor, experts: ExpertWeights, precision: Precision
+) -> Tensor:
+    """Add up the rows in descending order."""
+    mirrored = ExpertWeights(*(part.flip(0) for part in (experts.gate, experts.up, experts.down)))
+    return _weighted_sum(x, weights, experts.rows - 1 - rows, mirrored, precision)
+
+
+INTERIOR = "mone_ref.experts", "interior"
+PAID = "mone_ref.experts", "paid"
 LOOP = "mone_ref.experts", "weighted_sum"
 
+
+def fault(
+    id: str,
+    sentence: str,
+    patch: Patch,
+    clauses: tuple[str, ...] = ("SEM-1",),
+    equivalent: str = "",
+) -> Fault:
+    """A fault of the experts: it shows when the layer runs, in float32."""
+    return Fault(id, sentence, clauses, "run", (patch,), "experts", equivalent=equivalent)
+
+
 FAULTS = (
-    Fault(
+    fault(
+        "activation-on-up-projection",
+        "The activation is applied to the up projection.",
+        Patch(*INTERIOR, swapped),
+    ),
+    fault("up-projection-missing", "Experts have no up projection.", Patch(*INTERIOR, ungated)),
+    fault("gelu-for-silu", "Experts are activated with GELU.", Patch(*INTERIOR, gelu)),
+    fault(
+        "retained-unweighted",
+        "Outputs of retained experts are added without the router weight.",
+        Patch(*PAID, unweighted),
+    ),
+    fault(
+        "retained-weight-squared",
+        "Outputs of retained experts are weighted twice.",
+        Patch(*PAID, squared),
+    ),
+    fault(
+        "weight-on-expert-input",
+        "Router weights multiply what goes into an expert.",
+        Patch(*PAID, weighted_input),
+    ),
+    fault(
+        "retained-route-overwrites",
+        "Of several retained routes of a token only the one to the highest row counts.",
+        Patch(*LOOP, last_row_counts),
+    ),
+    fault(
+        "row-0-is-padding",
+        "Routes to row 0 are never computed.",
+        Patch(*LOOP, row_0_skipped),
+    ),
+    fault(
+        "last-row-is-skipped",
+        "Routes to the last row are never computed.",
+        Patch(*LOOP, last_row_skipped),
+    ),
+    fault(
         "weight-zero-is-computed",
         "Routes of weight zero are computed, and zero times infinity is added.",
+        Patch(*LOOP, weight_zero_computed),
         ("SEM-5",),
-        "run",
-        (Patch(*LOOP, weight_zero_computed),),
-        "experts",
+    ),
+    fault(
+        "rows-summed-from-the-end",
+        "Outputs of retained experts are added in descending order of rows.",
+        Patch(*LOOP, rows_from_the_end),
+        equivalent="Precision and order of the retained sum are free (SEM-3).",
     ),
 )

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from mone_ref.faults import changes, config, experts, loading, parallel, routing, substitution
+from mone_ref.faults import (
+    changes,
+    config,
+    experts,
+    loading,
+    parallel,
+    rare,
+    rounding,
+    routing,
+    substitution,
+)
 
-FAULTS = {
-    fault.id: fault
-    for file in (config, routing, substitution, experts, loading, parallel, changes)
-    for fault in file.FAULTS
-}
+FILES = (config, routing, substitution, rounding, rare, experts, loading, parallel, changes)
+
+FAULTS = {fault.id: fault for file in FILES for fault in file.FAULTS}

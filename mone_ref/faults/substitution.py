@@ -7,13 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mone_ref import substitution
+from mone_ref import layer as layers
+from mone_ref import moe, substitution
 from mone_ref.config import LayerSubstitution
 from mone_ref.faults.plant import Fault, Patch
+from mone_ref.moe import MoeLayer
+from mone_ref.precision import Precision
 
 # The right steps, bound before anything is planted.
 _constant_sum = substitution.constant_sum
+_constants = moe.constants
+_padded = layers.padded
 _rewrite_routes = substitution.rewrite_routes
+
+
+# -- what a constant counts
 
 
 def no_constants(
@@ -33,14 +41,56 @@ def twice(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[in
     return 2 * _constant_sum(weights, ids, values, substituted)
 
 
-def narrow_sum(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
-    """Round products and every partial sum to bfloat16."""
-    total = torch.zeros(len(ids), values.shape[-1], dtype=torch.bfloat16)  # [T, H]
-    for slot in range(ids.shape[1]):
-        one = slice(slot, slot + 1)
-        narrow = weights[:, one].bfloat16(), ids[:, one], values.bfloat16(), substituted
-        total = total + _constant_sum(*narrow).bfloat16()
-    return total.to(torch.promote_types(values.dtype, torch.float32))
+def squared(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Apply the weight a second time."""
+    return _constant_sum(weights.square(), ids, values, substituted)
+
+
+def averaged(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Take the mean over a token's substituted routes."""
+    total = _constant_sum(weights, ids, values, substituted)  # [T, H]
+    return total / is_one_of(ids, substituted).sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def over_top_k(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Divide by the number of routes of a token."""
+    return _constant_sum(weights, ids, values, substituted) / ids.shape[1]
+
+
+def times_rows(weights: Tensor, ids: Tensor, layer: MoeLayer, precision: Precision) -> Tensor:
+    """Add the constants once for every retained expert."""
+    return _constants(weights, ids, layer, precision) * layer.experts.rows
+
+
+# -- which weight, which constant
+
+
+def first_weight(
+    weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]
+) -> Tensor:
+    """Pay every constant of a token with the weight of its first route."""
+    return _constant_sum(weights[:, :1].expand_as(weights), ids, values, substituted)
+
+
+def next_token(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Pay constants with the weights of the next token."""
+    return _constant_sum(weights.roll(-1, dims=0), ids, values, substituted)
+
+
+def slot_major(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Flatten the weights slot by slot and the ids token by token."""
+    return _constant_sum(weights.T.reshape(weights.shape), ids, values, substituted)
+
+
+def descending(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Look constants up as if their ids were stored in descending order."""
+    return _constant_sum(weights, ids, values, substituted[::-1])
+
+
+def id_as_index(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Index the constants with the logical id, the last one where it is too large."""
+    indexed = values[[min(expert, len(values) - 1) for expert in substituted]]  # [S, H]
+    return _constant_sum(weights, ids, indexed, substituted)
 
 
 def dense_sum(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
@@ -60,10 +110,25 @@ def last_route_counts(
     """Scatter weights by expert, so that the last of two routes overwrites the first."""
     by_expert = torch.zeros(len(ids), max(substituted, default=0) + 1, dtype=weights.dtype)
     for slot in range(ids.shape[1]):
-        here = torch.isin(ids[:, slot], torch.tensor(substituted))  # [T]
+        here = is_one_of(ids[:, slot], substituted)  # [T]
         by_expert[here, ids[here, slot]] = weights[here, slot]
     every = torch.arange(by_expert.shape[1]).expand(len(ids), -1)
     return _constant_sum(by_expert, every, values, substituted)
+
+
+def largest_id(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
+    """Size a table by the largest id of the batch, which a batch of no token lacks."""
+    by_id = torch.zeros(int(ids.max()) + 1)
+    return _constant_sum(weights, ids, values, substituted[: len(by_id)])
+
+
+def repeated_padding(total: Tensor, width: int) -> Tensor:
+    """Read past the end of a constant where activations are wider."""
+    columns = torch.arange(max(width, total.shape[1])) % total.shape[1]  # [W]
+    return total[:, columns]
+
+
+# -- what the expert loop sees
 
 
 def renormalised(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
@@ -72,6 +137,14 @@ def renormalised(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tupl
     share = kept.sum(dim=-1, keepdim=True)  # [T, 1]
     scale = weights.sum(dim=-1, keepdim=True) / share  # [T, 1]
     return torch.where(share > 0, kept * scale, kept), rows
+
+
+def redistributed(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
+    """Share the weight of a token's substituted routes equally among its retained ones."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    lost = (weights - kept).sum(dim=-1, keepdim=True)  # [T, 1]
+    count = (kept != 0).sum(dim=-1, keepdim=True)  # [T, 1]
+    return torch.where(kept != 0, kept + lost / count, kept), rows
 
 
 def logical_id_as_row(
@@ -83,9 +156,36 @@ def logical_id_as_row(
     return kept, torch.where(kept != 0, rows, torch.zeros_like(rows))
 
 
+def row_off_by_one(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
+    """Count the rows of a substituted layer from one, the last row where that is too large."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    last, first = len(layer.retained) - 1, 1 if layer.listed else 0
+    return kept, torch.where(kept != 0, (rows + first).clamp(max=last), rows)
+
+
+def rows_descending(
+    weights: Tensor, ids: Tensor, layer: LayerSubstitution
+) -> tuple[Tensor, Tensor]:
+    """Look the rows of a substituted layer up in descending order of the retained ids."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    moved = (kept != 0) & bool(layer.listed)  # [T, K]
+    return kept, torch.where(moved, len(layer.retained) - 1 - rows, rows)
+
+
+def ids_sorted(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
+    """Sort the ids of a token before they are rewritten, and leave the weights where they are."""
+    ordered = ids.sort(dim=-1).values if layer.listed else ids  # [T, K]
+    return _rewrite_routes(weights, ordered, layer)
+
+
 def wrapped(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
     """Let an id outside the logical range index from the other end."""
     return _rewrite_routes(weights, ids % layer.num_logical, layer)
+
+
+def clamped(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
+    """Move an id outside the logical range to the nearest one inside."""
+    return _rewrite_routes(weights, ids.clamp(0, layer.num_logical - 1), layer)
 
 
 def row_0_keeps_weight(
@@ -97,88 +197,214 @@ def row_0_keeps_weight(
     return torch.where(outside, 0.0, weights), rows
 
 
+def row_0_first_weight(
+    weights: Tensor, ids: Tensor, layer: LayerSubstitution
+) -> tuple[Tensor, Tensor]:
+    """Point substituted routes at row 0 and give them the weight of the first slot."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    return torch.where(is_one_of(ids, layer.substituted), weights[:, :1], kept), rows
+
+
+def to_last_row(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
+    """Point substituted routes at the last row, with weight 0."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    return kept, rows.where(~is_one_of(ids, layer.substituted), len(layer.retained) - 1)
+
+
+def routes_left_out(
+    weights: Tensor, ids: Tensor, layer: LayerSubstitution
+) -> tuple[Tensor, Tensor]:
+    """Mark substituted routes with row -1 for a kernel that skips them."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    return kept, rows.where(~is_one_of(ids, layer.substituted), -1)
+
+
+def narrow_weights(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
+    """Pass the weights of retained routes in a substituted layer through bfloat16."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    return (kept.bfloat16().to(kept.dtype) if layer.listed else kept), rows
+
+
+def in_place(weights: Tensor, ids: Tensor, layer: LayerSubstitution) -> tuple[Tensor, Tensor]:
+    """Write the rewritten routes over those of the router."""
+    kept, rows = _rewrite_routes(weights, ids, layer)
+    return weights.copy_(kept), ids.copy_(rows)
+
+
+def is_one_of(ids: Tensor, experts: Sequence[int]) -> Tensor:
+    """Which ids name one of some experts."""
+    return torch.isin(ids, torch.tensor(experts, dtype=ids.dtype))
+
+
 SUM = "mone_ref.substitution", "constant_sum"
 REWRITE = "mone_ref.substitution", "rewrite_routes"
 
+
+def fault(
+    id: str,
+    sentence: str,
+    patch: Patch,
+    clauses: tuple[str, ...] = ("SEM-1",),
+) -> Fault:
+    """A fault of substitution: it shows when the layer runs, in float32."""
+    return Fault(id, sentence, clauses, "run", (patch,), "substitution")
+
+
 FAULTS = (
-    Fault(
-        "dropped",
-        "Substituted routes add nothing.",
-        ("SEM-1",),
-        "run",
-        (Patch(*SUM, no_constants),),
-        "substitution",
-    ),
-    Fault(
+    fault("dropped", "Substituted routes add nothing.", Patch(*SUM, no_constants)),
+    fault(
         "unweighted",
         "A substituted route adds its constant without the router weight.",
-        ("SEM-1",),
-        "run",
-        (Patch(*SUM, unweighted),),
-        "substitution",
+        Patch(*SUM, unweighted),
     ),
-    Fault(
-        "renormalised",
-        "The weights of substituted routes are handed to the retained routes.",
-        ("SEM-2",),
-        "run",
-        (Patch(*REWRITE, renormalised),),
-        "substitution",
+    fault("twice", "Constants are added twice.", Patch(*SUM, twice)),
+    fault("constant-weight-squared", "Constants are weighted twice.", Patch(*SUM, squared)),
+    fault(
+        "constants-averaged",
+        "The constants of a token are averaged instead of added.",
+        Patch(*SUM, averaged),
     ),
-    Fault(
-        "twice",
-        "Constants are added twice.",
-        ("SEM-1",),
-        "run",
-        (Patch(*SUM, twice),),
-        "substitution",
+    fault(
+        "constants-over-top-k",
+        "Constants are divided by the number of routes of a token.",
+        Patch(*SUM, over_top_k),
     ),
-    Fault(
-        "logical-id-as-row",
-        "The logical id indexes the compact weights.",
-        ("LOAD-1",),
-        "run",
-        (Patch(*REWRITE, logical_id_as_row),),
-        "substitution",
+    fault(
+        "constants-times-rows",
+        "Constants are added once for every retained expert.",
+        Patch("mone_ref.moe", "constants", times_rows),
     ),
-    Fault(
-        "narrow-constant-sum",
-        "Constants are weighted and summed in bfloat16.",
-        ("SEM-3",),
-        "run",
-        (Patch(*SUM, narrow_sum),),
-        "substitution",
+    fault(
+        "constants-with-first-weight",
+        "Every constant of a token is paid with the weight of its first route.",
+        Patch(*SUM, first_weight),
     ),
-    Fault(
+    fault(
+        "constants-with-weights-of-next-token",
+        "Constants are paid with the weights of the next token.",
+        Patch(*SUM, next_token),
+    ),
+    fault(
+        "constants-with-slot-major-weights",
+        "Constants are paid with weights that are flattened slot by slot.",
+        Patch(*SUM, slot_major),
+    ),
+    fault(
+        "constants-in-descending-order",
+        "Constants are looked up in descending order of their ids.",
+        Patch(*SUM, descending),
+        ("FMT-5",),
+    ),
+    fault(
+        "logical-id-as-constant",
+        "The logical id indexes the constants.",
+        Patch(*SUM, id_as_index),
+        ("FMT-5",),
+    ),
+    fault(
         "dense-constant-sum",
         "The constants' sum is a dense product, in which zero times infinity is NaN.",
+        Patch(*SUM, dense_sum),
         ("LOAD-8",),
-        "run",
-        (Patch(*SUM, dense_sum),),
-        "substitution",
     ),
-    Fault(
+    fault(
         "repeated-id-overwrites",
         "Of two routes of a token to one substituted expert the last one counts.",
+        Patch(*SUM, last_route_counts),
         ("SEM-9",),
-        "run",
-        (Patch(*SUM, last_route_counts),),
-        "substitution",
     ),
-    Fault(
+    fault(
+        "no-token-is-an-error",
+        "A layer that gets no token fails.",
+        Patch(*SUM, largest_id),
+    ),
+    fault(
+        "padding-is-not-zero",
+        "Where activations are padded, constants are read past their end.",
+        Patch("mone_ref.layer", "padded", repeated_padding),
+        ("SEM-10",),
+    ),
+    fault(
+        "renormalised",
+        "The weights of substituted routes are handed to the retained routes.",
+        Patch(*REWRITE, renormalised),
+        ("SEM-2",),
+    ),
+    fault(
+        "redistributed",
+        "The weight of substituted routes is shared equally among the retained routes.",
+        Patch(*REWRITE, redistributed),
+        ("SEM-2",),
+    ),
+    fault(
+        "logical-id-as-row",
+        "The logical id indexes the compact weights.",
+        Patch(*REWRITE, logical_id_as_row),
+        ("LOAD-1",),
+    ),
+    fault(
+        "row-off-by-one",
+        "Every retained expert is looked up in the row after its own.",
+        Patch(*REWRITE, row_off_by_one),
+        ("LOAD-1",),
+    ),
+    fault(
+        "rows-looked-up-descending",
+        "Rows are stored in ascending order of retained ids and looked up in descending order.",
+        Patch(*REWRITE, rows_descending),
+        ("EXEC-2", "LOAD-1"),
+    ),
+    fault(
+        "ids-sorted-without-weights",
+        "The ids of a token are sorted before they are rewritten, and their weights are not.",
+        Patch(*REWRITE, ids_sorted),
+        ("EXEC-3", "SEM-1"),
+    ),
+    fault(
         "ids-wrap-around",
         "An id outside the logical range indexes from the other end.",
+        Patch(*REWRITE, wrapped),
         ("SEM-8",),
-        "run",
-        (Patch(*REWRITE, wrapped),),
-        "substitution",
     ),
-    Fault(
+    fault(
+        "ids-are-clamped",
+        "An id outside the logical range becomes the nearest one inside.",
+        Patch(*REWRITE, clamped),
+        ("SEM-8",),
+    ),
+    fault(
         "row-0-keeps-weight",
         "Substituted routes keep their weight on row 0.",
+        Patch(*REWRITE, row_0_keeps_weight),
         ("SEM-4", "EXEC-3"),
-        "run",
-        (Patch(*REWRITE, row_0_keeps_weight),),
-        "substitution",
+    ),
+    fault(
+        "row-0-takes-first-weight",
+        "Substituted routes compute row 0 with the weight of the token's first route.",
+        Patch(*REWRITE, row_0_first_weight),
+        ("SEM-4", "EXEC-3"),
+    ),
+    fault(
+        "substituted-to-last-row",
+        "Substituted routes become routes of weight zero to the last row.",
+        Patch(*REWRITE, to_last_row),
+        ("EXEC-3",),
+    ),
+    fault(
+        "substituted-to-row-minus-one",
+        "Substituted routes become routes of weight zero to row -1.",
+        Patch(*REWRITE, routes_left_out),
+        ("EXEC-3",),
+    ),
+    fault(
+        "kept-weights-in-bfloat16",
+        "The weights of retained routes beside substituted experts pass through bfloat16.",
+        Patch(*REWRITE, narrow_weights),
+        ("EXEC-3",),
+    ),
+    fault(
+        "routes-rewritten-in-place",
+        "Routes are rewritten before the constants are looked up, in the same memory.",
+        Patch(*REWRITE, in_place),
     ),
 )

@@ -35,6 +35,9 @@ from mone_ref.suite.judge import Parts
 from mone_ref.suite.outcomes import Result
 from mone_ref.suite.runner import Harness
 
+BATCH = ("mone_ref.loading", "score_each")
+"""The step that is given all prompts of a batch."""
+
 
 @dataclass(frozen=True)
 class Simulated:
@@ -104,6 +107,14 @@ def steps(fault: Fault) -> frozenset[str]:
     return frozenset(f"{patch.module}.{patch.name}" for patch in fault.patches)
 
 
+def sees_batches(fault: Fault) -> bool:
+    """Whether a fault replaces the step that is given all prompts of a batch."""
+    return any(
+        (patch.module, patch.name) == BATCH and patch.replacement is not target(fault, patch)
+        for patch in fault.patches
+    )
+
+
 # -- the engine
 
 
@@ -114,6 +125,7 @@ class Planted(Backend):
         self.inner = inner
         self.fault = fault
         self.calls: Counter[str] = Counter(dict.fromkeys(steps(fault), 0))
+        self.sees_batches = sees_batches(fault)
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -143,7 +155,8 @@ class PlantedSession(Session):
     """A session of a ``Planted`` backend.
 
     It scores a prompt once. The reference scores prompts one by one and keeps nothing
-    between them, nor does a fault, so that order and company change no answer.
+    between them, nor does a fault that sees one prompt at a time: order and company change
+    no answer.
     """
 
     def __init__(self, backend: Planted, inner: Session) -> None:
@@ -153,6 +166,9 @@ class PlantedSession(Session):
 
     def score(self, prompts: list[list[int]]) -> list[Scores]:
         """As the inner session, with the fault."""
+        if self.backend.sees_batches:
+            with self.backend.planted():
+                return self.inner.score(prompts)
         keys = [tuple(prompt) for prompt in prompts]
         with self.backend.planted():
             for key in keys:
