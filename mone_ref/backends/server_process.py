@@ -6,17 +6,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import IO
 
+from mone_ref.backends.child import Output
 from mone_ref.backends.server_settings import HOST
-from mone_ref.suite.capture import LIMIT
 
-WATCHDOG = Path(__file__).with_name("watchdog.py")
+WATCH = 'read group && { read word || kill -s KILL -- "-$group"; }'
+"""The suite may be killed itself. This is told the group, and waits for a word that never
+comes then."""
 
 FRESH_MEMORY = {"MALLOC_PERTURB_": "128"}
 """glibc fills what it allocates with bytes 0x7f then: 3e38 in float32 and bfloat16, NaN in
@@ -24,18 +22,15 @@ float16. A weight that was never loaded cannot be right by luck, as for an engin
 
 
 class ServerProcess:
-    """A command that serves until it is stopped.
-
-    Its standard output and error are read as they come, and the end of them is kept. The
-    group is killed by ``stop``, or by a watchdog when this process ends without a word.
-    """
+    """A command that serves until it is stopped, in whatever way this process ends."""
 
     def __init__(self, words: Sequence[str]) -> None:
         """Raises ``OSError`` when the program cannot be started."""
-        # A session of its own: what ends our process group must not end the watchdog.
-        self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WATCHDOG)],
+        self._watch = subprocess.Popen(
+            ["sh", "-c", WATCH],
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
@@ -48,18 +43,15 @@ class ServerProcess:
                 start_new_session=True,
             )
         except BaseException:
-            self._watchdog.communicate()
+            self._watch.communicate()
             raise
-        assert self._watchdog.stdin is not None
-        self._watchdog.stdin.write(b"%d\n" % self._process.pid)
-        self._watchdog.stdin.flush()
-        self._stopped = False
-        self._tail = Tail()
+        assert self._watch.stdin is not None
         assert self._process.stdout is not None
-        self._reader = threading.Thread(
-            target=self._tail.follow, args=(self._process.stdout,), daemon=True
-        )
-        self._reader.start()
+        self._watch.stdin.write(b"%d\n" % self._process.pid)
+        self._watch.stdin.flush()
+        self._output = Output(os.dup(self._process.stdout.fileno()))
+        self._process.stdout.close()
+        self._stopped = False
 
     def ended(self, patience: float = 0) -> int | None:
         """The exit code (minus a signal's number) of the front process, None while it runs.
@@ -71,11 +63,12 @@ class ServerProcess:
         return None
 
     def log(self) -> str:
-        """The end of what the server wrote so far; all of it after ``stop``."""
-        return self._tail.text()
+        """The end of what the server wrote since the last call."""
+        text = self._output.take().decode("utf-8", errors="backslashreplace")
+        return text.replace("\r\n", "\n")
 
     def stop(self, patience: float) -> None:
-        """End every process of the group, and know the whole log then.
+        """End every process of the group.
 
         The front process is asked first and given ``patience`` seconds, so that engines
         can remove what they share.
@@ -91,32 +84,7 @@ class ServerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._stopped = True
-            self._watchdog.communicate(b"stopped")
-            self._reader.join(timeout=1)  # a process that left the group may hold the pipe
-
-
-class Tail:
-    """The last ``LIMIT`` bytes of a stream, whatever its length and speed."""
-
-    def __init__(self) -> None:
-        self._kept = b""
-        self._left_out = 0
-        self._lock = threading.Lock()
-
-    def follow(self, stream: IO[bytes]) -> None:
-        """Read until the stream ends."""
-        with stream:
-            while chunk := os.read(stream.fileno(), LIMIT):
-                with self._lock:
-                    whole = self._kept + chunk
-                    self._kept = whole[-LIMIT:]
-                    self._left_out += len(whole) - len(self._kept)
-
-    def text(self) -> str:
-        """What is kept, and how much is not."""
-        with self._lock:
-            text = self._kept.decode("utf-8", errors="backslashreplace").replace("\r\n", "\n")
-            return f"[{self._left_out} bytes left out]\n{text}" if self._left_out else text
+            self._watch.communicate(b"stopped\n")
 
 
 def free_port() -> int:
