@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mone_ref import layer, loading
+from mone_ref import layer as single_layer
+from mone_ref import loading
 from mone_ref.backend import LayerSpec
 from mone_ref.checkpoint import Checkpoint, dtypes
 from mone_ref.checkpoint.header import Header
@@ -20,7 +21,8 @@ from mone_ref.experts import ExpertWeights
 from mone_ref.faults.plant import Fault, Patch
 from mone_ref.loading import Tensors
 from mone_ref.moe import MoeLayer
-from mone_ref.rules import constants, expert_weights
+from mone_ref.rules import constants as constant_rules
+from mone_ref.rules import expert_weights
 
 # The right steps, bound before anything is planted.
 _read_constants = loading.read_constants
@@ -28,10 +30,10 @@ _read_experts = loading.read_experts
 _read_moe = loading.read_moe
 _read_router = loading.read_router
 _fill = loading.fill
-_build = layer.build
-_missing_constants = constants.missing_constants
-_unlisted_constants = constants.unlisted_constants
-_non_finite_constants = constants.non_finite_constants
+_build = single_layer.build
+_missing_constants = constant_rules.missing_constants
+_unlisted_constants = constant_rules.unlisted_constants
+_non_finite_constants = constant_rules.non_finite_constants
 _leftover_experts = expert_weights.leftover_experts
 
 
