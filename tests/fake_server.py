@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -59,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
     flaw: str
     answers: dict[tuple[int, ...], Table]
     asked = 0
+    company = threading.Barrier(5)
 
     def log_message(self, *_) -> None:
         pass
@@ -92,6 +94,8 @@ class Handler(BaseHTTPRequestHandler):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "dies later" if Handler.asked > 2:
                 os._exit(1)
+            case "answers in company" if Handler.asked > 6:  # five prompts alone, then a list
+                Handler.company.wait(30)
             case "truncates":
                 return self.reply(200, self.completion(body), cut=100)
             case "endless":

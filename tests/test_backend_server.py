@@ -94,6 +94,7 @@ def marked(mark: str) -> list[str]:
         ("openai with 5 at most", []),
         ("choices without order", []),
         ("one at a time", ["batches=concurrent"]),
+        ("answers in company", []),
         ("no health page", []),
         ("no health page", ["ready_path=/v1/models"]),
         ("tells its version", ["version=1.5"]),

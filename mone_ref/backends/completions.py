@@ -24,7 +24,7 @@ ALL = -1
 USUAL_LIMITS = (20, 5)
 """What servers answer at most unless they were told otherwise: vLLM's, and OpenAI's own."""
 
-_ID = re.compile(r"\d{1,9}")
+_ID = re.compile(r"[0-9]{1,9}")
 
 Tokens = Mapping[str, int]
 Row = list[tuple[float, int]]

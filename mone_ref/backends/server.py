@@ -18,7 +18,7 @@ from mone_ref.backends import completions, server_settings
 from mone_ref.backends.completions import AnswerError, Vocabulary
 from mone_ref.backends.server_http import Declined, Server, ServerError
 from mone_ref.backends.server_process import ServerProcess, free_port
-from mone_ref.backends.server_settings import ServerSettings
+from mone_ref.backends.server_settings import UNKNOWN, ServerSettings
 from mone_ref.suite import data
 
 T = TypeVar("T")
@@ -65,7 +65,8 @@ class ServerBackend(Backend):
         try:
             with server.explained():
                 server.wait_until_ready(self.settings.ready_path)
-                server.check_version(self.settings.version)
+                if self.settings.version != UNKNOWN:
+                    server.check_version(self.settings.version)
                 return ServerSession(server, self.settings, checkpoint)
         except BaseException:
             process.stop(patience=0)
@@ -94,7 +95,7 @@ class ServerSession(Session):
 
     def close(self) -> None:
         """End the server and everything it started."""
-        self._server.process.stop(PATIENCE)
+        self._server.process.stop(min(PATIENCE, self._server.limit / 2))
 
     def _ask(self, prompts: list[list[int]]) -> list[Scores]:
         """Ask in the first dialect that the server speaks, and in no other from then on."""

@@ -48,8 +48,8 @@ class Server:
 
     def __init__(self, process: ServerProcess, port: int, limit: float) -> None:
         self.process = process
+        self.limit = limit
         self._port = port
-        self._limit = limit
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -101,18 +101,14 @@ class Server:
     def check_version(self, stated: str) -> None:
         """Raise ``ServerError`` when the server says another version of itself than was stated."""
         status, content = self._request("GET", "/version")
-        if stated == "unknown" or status != HTTPStatus.OK:
-            return
-        document = parsed(content)
-        told = document.get("version", stated) if isinstance(document, dict) else stated
-        if told != stated:
-            raise ServerError(f"the server is version {show(told)}, --engine-arg says {stated}")
+        match parsed(content) if status == HTTPStatus.OK else None:
+            case {"version": told} if told != stated:
+                raise ServerError(f"the server is version {show(told)}, --engine-arg says {stated}")
 
     def model(self) -> str:
         """The name under which the server offers its model. Raises ``ServerError``."""
         status, content = self._request("GET", "/v1/models")
-        document = parsed(content) if status == HTTPStatus.OK else None
-        match document:
+        match parsed(content) if status == HTTPStatus.OK else None:
             case {"data": [{"id": str(name)}, *_]}:
                 return name
         raise ServerError(f"/v1/models names no model: {excerpt(status, content)}")
@@ -130,7 +126,7 @@ class Server:
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and content of one request, on a connection of its own."""
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=self._limit)
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=self.limit)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()

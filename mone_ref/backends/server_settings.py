@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mone_ref.backend import LoadOptions
+from mone_ref.backends import completions
 from mone_ref.suite.options import OptionError
 
 HOST = "127.0.0.1"
@@ -41,8 +42,8 @@ PLAIN = (
     "batches",
 )
 TABLES = ("compute", "feature")
-DIALECTS = ("vllm", "openai")
 BATCHES = ("list", "concurrent")
+UNKNOWN = "unknown"
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -52,16 +53,16 @@ class ServerSettings:
     """Everything about a server that is known before it runs.
 
     ``command`` holds placeholders; ``engine`` is the program's name unless another is given.
-    ``compute`` maps dtypes to arithmetic and ``features``
-    names to the words that request them. ``dialect`` is empty where the first answer
-    decides; ``top`` is how many log-probabilities per token are asked for, 0 for as many
-    as there are. ``batches`` are the ways in which several prompts are sent, in turn.
+    ``compute`` maps dtypes to arithmetic, ``features`` names to the words that request
+    them. ``dialect`` is empty where the first answer decides; ``top`` is how many
+    log-probabilities per token are asked for, 0 for as many as there are. ``batches`` are
+    the ways in which several prompts are sent, in turn.
     """
 
     command: tuple[str, ...]
     engine: str
-    version: str = "unknown"
-    device: str = "unknown"
+    version: str = UNKNOWN
+    device: str = UNKNOWN
     compute: Mapping[str, str] = field(default_factory=lambda: {"float32": "float32"})
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dialect: str = ""
@@ -102,11 +103,11 @@ def read(command: str, arguments: Iterable[str]) -> ServerSettings:
     return ServerSettings(
         command=words,
         engine=plain.get("name", Path(words[0]).name),
-        version=plain.get("version", "unknown"),
-        device=plain.get("device", "unknown"),
+        version=plain.get("version", UNKNOWN),
+        device=plain.get("device", UNKNOWN),
         compute=compute | tables["compute"],
         features=features,
-        dialect=one_of("logprobs", plain.get("logprobs", ""), ("", *DIALECTS)),
+        dialect=one_of("logprobs", plain.get("logprobs", ""), ("", *completions.DIALECTS)),
         top=whole_number("top", plain.get("top", "0")),
         ready_path=plain.get("ready_path", ""),
         batches=tuple(
