@@ -11,6 +11,7 @@ from torch import Tensor
 from mone_ref import loading, moe, substitution
 from mone_ref.config import LayerSubstitution, ModelConfig
 from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults.substitution import is_one_of
 from mone_ref.loading import Model
 from mone_ref.model import decoder as decoders
 from mone_ref.model.decoder import Decoder
@@ -24,11 +25,6 @@ _logits = decoders.logits
 _rewrite_routes = substitution.rewrite_routes
 _routes = moe.routes
 _score_each = loading.score_each
-
-
-def is_one_of(ids: Tensor, experts: Sequence[int]) -> Tensor:
-    """Which ids name one of some experts."""
-    return torch.isin(ids, torch.tensor(experts, dtype=ids.dtype))
 
 
 # -- some routes

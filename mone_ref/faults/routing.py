@@ -10,6 +10,7 @@ from torch import Tensor
 from mone_ref import moe, routing
 from mone_ref.families import RouterRule
 from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults.substitution import is_one_of
 from mone_ref.moe import MoeLayer, Record
 from mone_ref.precision import Precision, product
 
@@ -19,11 +20,6 @@ _forward = moe.forward
 _routes = moe.routes
 _score = routing.score
 _select = routing.select
-
-
-def is_substituted(ids: Tensor, layer: MoeLayer) -> Tensor:
-    """Which routes ``[T, K]`` go to substituted experts."""
-    return torch.isin(ids, torch.tensor(layer.substitution.substituted, dtype=ids.dtype))
 
 
 # -- what is chosen
@@ -40,7 +36,8 @@ def next_best(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Te
     """Choose among retained experts, with scores over all."""
     if not layer.substitution.listed:
         return _routes(logits, layer, precision)
-    barred = torch.zeros(logits.shape[-1])  # [E]
+    correction = layer.correction
+    barred = torch.zeros(logits.shape[-1]) if correction is None else correction.clone()  # [E]
     barred[list(layer.substitution.substituted)] = -torch.inf
     return routing.route(logits, layer.rule, layer.top_k, precision.router, bias=barred)
 
@@ -79,7 +76,8 @@ def raw_logits(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[T
 def after_top_k(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
     """Softmax over the chosen logits."""
     _, ids = _routes(logits, layer, precision)
-    return logits.gather(-1, ids).to(precision.router).softmax(dim=-1), ids
+    shares = logits.gather(-1, ids).to(precision.router).softmax(dim=-1)  # [T, K]
+    return routing.scale(shares, layer.rule), ids
 
 
 def always_normalised(
@@ -101,8 +99,11 @@ def over_retained_routes(
     weights, ids = _routes(logits, layer, precision)  # [T, K]
     if not layer.rule.normalise:
         return weights, ids
-    kept = weights.where(~is_substituted(ids, layer), 0.0).sum(dim=-1, keepdim=True)  # [T, 1]
-    return torch.where(kept > 0, weights / kept, weights), ids
+    kept = weights.where(~is_one_of(ids, layer.substitution.substituted), 0.0).sum(
+        dim=-1, keepdim=True
+    )  # [T, 1]
+    grown = weights * weights.sum(dim=-1, keepdim=True) / kept  # [T, K]
+    return torch.where(kept > 0, grown, weights), ids
 
 
 def over_retained_experts(
@@ -112,7 +113,9 @@ def over_retained_experts(
     weights, ids = _routes(logits, layer, precision)  # [T, K]
     scores = _score(logits, layer.rule, precision.router)  # [T, E]
     share = scores[:, list(layer.substitution.retained)].sum(dim=-1, keepdim=True)  # [T, 1]
-    return torch.where(is_substituted(ids, layer), weights, weights / share), ids
+    return torch.where(
+        is_one_of(ids, layer.substitution.substituted), weights, weights / share
+    ), ids
 
 
 def constants_before_normalisation(
@@ -121,7 +124,8 @@ def constants_before_normalisation(
     """Pay constants with the scores before they are normalised."""
     logits = product(x, layer.router, precision)  # [T, E]
     _, ids = _routes(logits, layer, precision)  # [T, K]
-    raw = routing.weigh(_score(logits, layer.rule, precision.router), ids)  # [T, K]
+    scores = _score(logits, layer.rule, precision.router)  # [T, E]
+    raw = routing.scale(routing.weigh(scores, ids), layer.rule)  # [T, K]
     silent = replace(layer, constants=torch.zeros_like(layer.constants))
     return _forward(x, silent, precision, record) + _constants(raw, ids, layer, precision)
 
