@@ -96,7 +96,8 @@ def parse(text: bytes, file: str = FILE) -> Config:
     dense = model_config.read_dense_layers(fields, family, sizes) if family else frozenset()
     model = model_config.read(fields, family, sizes, dense) if family else None
     quantisation.check(fields)
-    bounds = Bounds(family, sizes.get("num_layers"), dense, sizes.get("num_experts"))
+    stored_layers = model_config.count_stored_layers(fields, family, sizes) if family else None
+    bounds = Bounds(family, stored_layers, dense, sizes.get("num_experts"))
     listed = declaration.read(fields, bounds)
     named = explicit.read(fields, bounds)
     dialects.check(fields, listed, named)
@@ -111,9 +112,9 @@ def parse(text: bytes, file: str = FILE) -> Config:
 def bind(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
     """The one declaration of a config, in either form (FMT-13)."""
     if named:
-        return declaration.bind("explicit", named, model.num_experts)
+        return declaration.bind("explicit", named, model.num_experts, model.num_layers)
     names = declaration.derived_names(listed, model.family)
-    return declaration.bind("approx", names, model.num_experts)
+    return declaration.bind("approx", names, model.num_experts, model.num_layers)
 
 
 def _rejection(fields: Fields, listed: Listed | None, named: Named | None) -> Rejected:

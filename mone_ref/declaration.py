@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mone_ref.errors import Code, Severity, show
@@ -59,24 +59,29 @@ class Substitution:
     """The whole declaration: layer index -> its substituted experts.
 
     Layers without substituted experts are absent. ``form`` is ``approx``, ``explicit``,
-    or ``none`` when nothing is substituted.
+    or ``none`` when nothing is substituted. ``unbuilt`` are layers past the decoder's last,
+    MTP layers stored in its stack: what they list changes no layer that is built (LOAD-6).
     """
 
     form: str
     layers: Mapping[int, LayerSubstitution]
+    unbuilt: Mapping[int, LayerSubstitution] = field(default_factory=dict)
 
     def layer(self, layer: int, num_logical: int) -> LayerSubstitution:
         """The entry of one MoE layer; a layer that is not listed retains every expert."""
-        return self.layers.get(layer) or LayerSubstitution(layer, num_logical, (), {})
+        listed = self.layers.get(layer) or self.unbuilt.get(layer)
+        return listed or LayerSubstitution(layer, num_logical, (), {})
 
 
-def bind(form: str, named: Named, num_experts: int) -> Substitution:
+def bind(form: str, named: Named, num_experts: int, num_layers: int) -> Substitution:
     """A declaration that was read in one ``form``, layers and ids ascending."""
-    layers = {
+    entries = {
         layer: LayerSubstitution(layer, num_experts, tuple(names), dict(sorted(names.items())))
         for layer, names in sorted(named.items())
     }
-    return Substitution(form if layers else "none", layers)
+    built = {layer: entry for layer, entry in entries.items() if layer < num_layers}
+    unbuilt = {layer: entry for layer, entry in entries.items() if layer >= num_layers}
+    return Substitution(form if entries else "none", built, unbuilt)
 
 
 def derived_names(listed: Listed, family: Family) -> Named:
@@ -89,7 +94,10 @@ def derived_names(listed: Listed, family: Family) -> Named:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a declaration is held against; None where that part of the config is broken."""
+    """What a declaration is held against; None where that part of the config is broken.
+
+    ``num_layers`` counts the layers of the stack, MTP layers included (LOAD-6).
+    """
 
     family: Family | None
     num_layers: int | None

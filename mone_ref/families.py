@@ -8,7 +8,7 @@ from a row and the sizes in its config (``layout.py``); what the router does is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -108,6 +108,21 @@ class Family:
     def projections(self) -> tuple[str, str, str]:
         """The three matrices of an expert: gate and up ``[I, H]``, down ``[H, I]``."""
         return (self.gate, self.up, self.down)
+
+    @property
+    def root(self) -> str:
+        """Module path of the decoder: ``model``."""
+        return self.stack.rpartition(".")[0]
+
+    @property
+    def embedding_name(self) -> str:
+        """Tensor name of the embedding ``[V, H]``."""
+        return f"{self.root}.embed_tokens.weight"
+
+    @property
+    def norm_name(self) -> str:
+        """Tensor name of the last norm ``[H]``."""
+        return f"{self.root}.norm.weight"
 
     def layer_prefix(self, layer: int) -> str:
         """``model.layers.3``"""
@@ -416,6 +431,17 @@ MINIMAX_M2 = Family(
     defaults={"partial_rotary_factor": 1.0},
 )
 
+# The text decoder of a multimodal model is Qwen3-MoE below an outer prefix, its sizes in
+# text_config. Text tokens have one position on all three of its rotary axes, which is plain rope.
+QWEN3_VL_MOE = replace(
+    QWEN3_MOE,
+    name="qwen3_vl_moe",
+    architectures=("Qwen3VLMoeForConditionalGeneration",),
+    model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
+    stack="model.language_model.layers",
+    rope_theta_default=5e5,
+)
+
 FAMILIES = (
     OLMOE,
     QWEN3_MOE,
@@ -425,7 +451,17 @@ FAMILIES = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     MINIMAX_M2,
+    QWEN3_VL_MOE,
 )
+
+LLAMA4 = "weighs the input of an expert, so that a constant would have no router weight"
+GPT_OSS = "stores experts in a layout of its own, with biases"
+REFUSED = {
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": LLAMA4,
+    "GptOssForCausalLM": GPT_OSS,
+}
+"""Architectures whose experts cannot be substituted by this format, and why."""
 
 
 def find(architectures: list[str], model_type: str | None) -> Family | None:

@@ -28,6 +28,13 @@ def constants(config: Config) -> Mapping[str, Shape]:
 
 
 @lru_cache(maxsize=1)
+def unbuilt_constants(config: Config) -> frozenset[str]:
+    """Names of constants of layers that are not built: consumed, and dropped (LOAD-5)."""
+    unbuilt = config.substitution.unbuilt.values()
+    return frozenset(name for layer in unbuilt for name in layer.constants.values())
+
+
+@lru_cache(maxsize=1)
 def of_model(config: Config) -> Mapping[str, Shape]:
     """Everything but the constants, in the order of the model.
 
@@ -35,15 +42,23 @@ def of_model(config: Config) -> Mapping[str, Shape]:
     router keeps all E rows (FMT-1). ``lm_head`` is absent when it is tied to the embedding.
     """
     model = config.model
-    tensors: dict[str, Shape] = {"model.embed_tokens.weight": (model.vocab_size, model.hidden_size)}
-    for layer in range(model.num_layers):
-        tensors.update(_attention(model, layer))
-        dense = layer in model.dense_layers
-        tensors.update(_dense(model, layer) if dense else _moe(config, layer))
-    tensors["model.norm.weight"] = (model.hidden_size,)
+    family = model.family
+    tensors: dict[str, Shape] = {family.embedding_name: (model.vocab_size, model.hidden_size)}
+    for index in range(model.num_layers):
+        tensors.update(layer(config, index))
+    tensors[family.norm_name] = (model.hidden_size,)
     if not model.tie_word_embeddings:
         tensors["lm_head.weight"] = (model.vocab_size, model.hidden_size)
     return tensors
+
+
+def layer(config: Config, index: int) -> Iterator[tuple[str, Shape]]:
+    """Tensors of one layer of the stack, without constants; an MTP layer is one with experts."""
+    yield from _attention(config.model, index)
+    if index in config.model.dense_layers:
+        yield from _dense(config.model, index)
+    else:
+        yield from _moe(config, index)
 
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:

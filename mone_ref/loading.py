@@ -141,11 +141,11 @@ class Tensors:
 def read_decoder(config: Config, tensors: Tensors) -> Decoder:
     """All weights of a decoder."""
     model = config.model
-    embedding = tensors.read("model.embed_tokens.weight")  # [V, H]
+    embedding = tensors.read(model.family.embedding_name)  # [V, H]
     return Decoder(
         embedding=embedding,
         layers=[read_layer(config, tensors, index) for index in range(model.num_layers)],
-        norm=tensors.read("model.norm.weight"),
+        norm=tensors.read(model.family.norm_name),
         head=embedding if model.tie_word_embeddings else tensors.read("lm_head.weight"),
     )
 

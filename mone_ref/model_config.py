@@ -80,7 +80,6 @@ class ModelConfig:
     without experts, ``dense_layers``, and 0 where there are none;
     ``shared_intermediate_size`` that of all shared experts together, 0 without any.
     ``head_dim`` is the width of queries and keys; ``latent`` is None with plain attention.
-    ``mtp_layers`` are stored behind the decoder's and are not built.
     """
 
     family: Family
@@ -102,7 +101,6 @@ class ModelConfig:
     attention_bias: bool
     latent: Latent | None
     shared_intermediate_size: int
-    mtp_layers: int
     clip_qkv: float | None
     tie_word_embeddings: bool
     stored_dtype: str
@@ -128,7 +126,9 @@ def find_family(fields: Fields) -> Family | None:
         else:
             fields.wrong(found, "a string")
     family = families.find(named, types[0] if types else None)
-    if family is None:
+    if reason := next((families.REFUSED[name] for name in named if name in families.REFUSED), ""):
+        fields.report(Code.UNKNOWN_FAMILY, f"{ROOT}.architectures", reason, "another architecture")
+    elif family is None:
         known = ", ".join(name for row in families.FAMILIES for name in row.architectures)
         seen = f"architectures {show(named)}, model_type {show(types)}"
         fields.report(Code.UNKNOWN_FAMILY, f"{ROOT}.architectures", seen, f"one of {known}")
@@ -214,6 +214,13 @@ def read_dense_layers(fields: Fields, family: Family, sizes: dict[str, int]) -> 
     return frozenset(i for i in layers if i in dense or (step and (i + 1) % step))
 
 
+def count_stored_layers(fields: Fields, family: Family, sizes: dict[str, int]) -> int | None:
+    """Layers in the decoder's stack, with the MTP layers that are stored behind its own."""
+    mtp = "num_nextn_predict_layers"
+    extra = _count(fields, family, mtp) if mtp in family.reads else 0
+    return sizes["num_layers"] + extra if "num_layers" in sizes else None
+
+
 def _count(fields: Fields, family: Family, key: str) -> int:
     """A number of things, of which there may be none; the family's own where it is absent."""
     found = fields.agree(fields.find(key))
@@ -273,7 +280,6 @@ def read(
         clip_qkv = fields.positive(fields.agree(fields.find("clip_qkv")))
     normed = _flag(fields, family, "use_qk_norm", True)
     biased = bool(family.attention_bias) and _flag(fields, family, family.attention_bias, False)
-    mtp_layers = _count(fields, family, "num_nextn_predict_layers")
     tied = fields.flag("tie_word_embeddings", False)
     dtype = _read_dtype(fields)
     if fields.errors:
@@ -292,7 +298,6 @@ def read(
         attention_bias=biased,
         latent=latent,
         shared_intermediate_size=shared_size,
-        mtp_layers=mtp_layers if "num_nextn_predict_layers" in family.reads else 0,
         clip_qkv=clip_qkv,
         tie_word_embeddings=tied,
         stored_dtype=dtype,

@@ -86,7 +86,20 @@ def config_json(recipe: Recipe) -> dict[str, Any]:
     if family.dense_rule is not DenseRule.NONE:
         dense_size = recipe.dense_intermediate_size or recipe.intermediate_size
         document["intermediate_size"] = dense_size
-    return {**document, **recipe.fields, **forms.declaration(recipe)}
+    document |= recipe.fields
+    if is_multimodal(recipe):
+        return multimodal(recipe, document)
+    return {**document, **forms.declaration(recipe)}
+
+
+def multimodal(recipe: Recipe, text: dict[str, Any]) -> dict[str, Any]:
+    """The config of a multimodal model: its decoder's fields, and the list of the approx form,
+    in ``text_config`` (FMT-3); the explicit form at the top level (FMT-16)."""
+    outer = {key: text.pop(key) for key in ("architectures", "tie_word_embeddings", "torch_dtype")}
+    outer["model_type"], text["model_type"] = recipe.row.model_types
+    declared = forms.declaration(recipe)
+    inside = declared if recipe.form == "approx" else {}
+    return {**outer, "text_config": {**text, **inside}, **({} if inside else declared)}
 
 
 def optional_fields(recipe: Recipe) -> dict[str, Any]:
@@ -104,11 +117,42 @@ def tensors(recipe: Recipe, parsed: Config) -> dict[str, Tensor]:
 
     So the same facts in both forms, and a control, have the same values.
     """
+    shapes = {**layout.expected(parsed), **unbuilt(recipe, parsed)}
     derived = {name: recipe.row.constant_name(*at) for name, at in forms.stored(recipe).items()}
     return {
         name: fill(recipe, derived.get(name, name), shape).to(stored_dtype(recipe, name))
-        for name, shape in layout.expected(parsed).items()
+        for name, shape in shapes.items()
     }
+
+
+def unbuilt(recipe: Recipe, parsed: Config) -> dict[str, tuple[int, ...]]:
+    """What a checkpoint carries and a decoder does not build: MTP layers, a vision tower."""
+    model, family = parsed.model, parsed.model.family
+    hidden, shapes = model.hidden_size, dict[str, tuple[int, ...]]()
+    for index in range(model.num_layers, model.num_layers + mtp_layers(recipe)):
+        prefix = family.layer_prefix(index)
+        shapes |= dict(layout.layer(parsed, index))
+        shapes |= {f"{prefix}.{name}.weight": (hidden,) for name in ("enorm", "hnorm")}
+        shapes[f"{prefix}.eh_proj.weight"] = (hidden, 2 * hidden)
+        shapes[f"{prefix}.shared_head.norm.weight"] = (hidden,)
+        shapes[f"{prefix}.shared_head.head.weight"] = (model.vocab_size, hidden)
+        shapes[f"{prefix}.embed_tokens.weight"] = (model.vocab_size, hidden)
+    shapes |= dict.fromkeys(layout.unbuilt_constants(parsed), (hidden,))
+    return shapes | (VISION if is_multimodal(recipe) else {})
+
+
+VISION = {"model.visual.blocks.0.attn.qkv.weight": (12, 4), "model.visual.norm.weight": (4,)}
+"""Stands for a vision tower: tensors that a text decoder never reads."""
+
+
+def mtp_layers(recipe: Recipe) -> int:
+    """MTP layers that are stored behind the decoder's."""
+    return int(recipe.fields.get("num_nextn_predict_layers", 0))
+
+
+def is_multimodal(recipe: Recipe) -> bool:
+    """Whether the decoder is the text part of a larger model, and its sizes in ``text_config``."""
+    return recipe.row.root != "model"
 
 
 def stored_dtype(recipe: Recipe, name: str) -> torch.dtype:

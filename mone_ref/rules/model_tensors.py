@@ -16,8 +16,6 @@ from mone_ref.config import Config
 from mone_ref.errors import Code, Problem, Severity, show
 from mone_ref.rules import naming, shared
 
-EMBEDDING = "model.embed_tokens.weight"
-
 MASK = 1e4
 """Magnitude of a router row that can only be a mask, far beyond trained weights."""
 
@@ -74,10 +72,11 @@ def tied_head(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
 
     Loaders overwrite it, so a different one is lost without a word.
     """
-    stored = EMBEDDING in checkpoint.tensors and shared.HEAD in checkpoint.tensors
+    embedding = config.model.family.embedding_name
+    stored = embedding in checkpoint.tensors and shared.HEAD in checkpoint.tensors
     if not config.model.tie_word_embeddings or not stored:
         return
-    equal = _equal(checkpoint, EMBEDDING, shared.HEAD)
+    equal = _equal(checkpoint, embedding, shared.HEAD)
     found = "a copy of the embeddings" if equal else "a head that differs from the embeddings"
     expected = "none: tie_word_embeddings is true"
     severity = Severity.NOTE if equal else Severity.ERROR

@@ -59,7 +59,7 @@ def unknown_tensors(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]
 
 def _unread(config: Config, checkpoint: Checkpoint) -> Iterator[str]:
     """Names that no rule above has spoken of."""
-    constants = layout.constants(config)
+    constants = layout.constants(config).keys() | layout.unbuilt_constants(config)
     for name in checkpoint.tensors:
         if name in constants or shared.is_models_own(config, name):
             continue
