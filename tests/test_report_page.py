@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from reports import BROKEN_MUST, BROKEN_SHOULD, CASES, CLAUSES, FAR, ROOT, write
 from typer.testing import CliRunner
 
 from mone_ref.cli import application
-from mone_ref.suite import clause_table, page, report
+from mone_ref.suite import bars, clause_table, page, report
 from mone_ref.suite.clause_table import Status
 from mone_ref.suite.merge import chosen_by, merge
 from mone_ref.suite.outcomes import Outcome
@@ -249,18 +250,32 @@ def test_a_diagnosis_without_a_fault_is_its_sentence():
     assert list(page.diagnosis(unknown | absent)) == ["Nothing known explains it."]
 
 
+def test_the_page_shows_a_diagnosis(tmp_path):
+    merged = merge([write(tmp_path / "a.jsonl", changes=CHANGES)], ROOT)
+    engine = merged.engines[0]
+    told = [
+        result | {"diagnosis": DIAGNOSIS if result["case"] == BROKEN_MUST else None}
+        for result in engine.report.results
+    ]
+    judged = replace(engine, report=replace(engine.report, results=tuple(told)))
+    dom = Dom(page.render(replace(merged, engines=(judged,))))
+    (shown,) = dom.find("span", class_="diagnosis")
+    assert dom.text(shown).startswith("Diagnosis Constants are not added. · known fault: dropped")
+    assert dom.text(shown) in dom.one("article", id=f"case-{BROKEN_MUST}")
+
+
 @pytest.mark.parametrize(
     ("ratio", "place"),
     [(0.1, 2), (1, 16.7), (3, 24.6), (1e5, 100), (1e9, 100), (float("inf"), 100), (0, 2)],
 )
 def test_bars_are_logarithmic_and_end_at_their_ends(ratio, place):
-    assert page.place(ratio) == place
+    assert bars.place(ratio) == place
 
 
 def test_numbers_that_a_report_cannot_hold_are_told_as_such():
-    assert page.number(None) == "not finite"
-    assert page.number(float("nan")) == "not finite"
-    assert page.number(10**400) == "not finite"
+    assert bars.number(None) == "not finite"
+    assert bars.number(float("nan")) == "not finite"
+    assert bars.number(10**400) == "not finite"
 
 
 # -- several engines

@@ -10,16 +10,15 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, log10
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from mone_ref.suite import clause_table, text
+from mone_ref.suite.bars import Bar, bar, number, scale, worst
 from mone_ref.suite.cases import Case
 from mone_ref.suite.clause_table import Row, Status
-from mone_ref.suite.compare import MULTIPLIER
 from mone_ref.suite.merge import Engine, Merged
 from mone_ref.suite.outcomes import Outcome
 from mone_ref.suite.printable import printable, shortened
@@ -30,9 +29,6 @@ from mone_ref.suite.verdict import Word
 TEMPLATES = Path(__file__).with_name("templates")
 EVIDENCE = {"lines": 60, "width": 1000}
 """How much of one piece of evidence the page shows; the report has all of it."""
-SCALE = (-1, 5)
-"""Powers of ten at both ends of an error bar. Honest engines stand near 1, wrong ones at
-10 to 100 000."""
 NAMED = {"alone": 6, "beside others": 3}
 """Broken clauses that the head of the page names for an engine, and cases for each of them."""
 
@@ -54,7 +50,6 @@ LOOKS = {
     Status.UNDECIDED: Look("undecided", "○", "not judged"),
     Status.OK: Look("ok", "✓", "ok"),
 }
-NO_CASE = Look("none", "·", "no case")
 VERDICTS = {
     Word.CONFORMANT: Look("ok", "✓", "CONFORMANT"),
     Word.ADVICE: Look("ok", "✓", "CONFORMANT WITH ADVICE"),
@@ -114,17 +109,6 @@ class EngineEntry:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """An error against its budget; ``place`` in percent of a logarithmic scale,
-    ``beside`` what else the numbers say."""
-
-    ratio: str
-    place: float
-    within: bool
-    beside: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class ResultEntry:
     """One case at one dtype on one engine."""
 
@@ -153,7 +137,6 @@ class CaseEntry:
     """One case on every engine."""
 
     id: str
-    level: str
     group: str
     look: Look
     statement: Prose
@@ -169,7 +152,6 @@ class CellEntry:
     """One clause on one engine: counts, and the cases behind them."""
 
     engine: str
-    look: Look
     counts: tuple[tuple[Look, int], ...]
     cases: tuple[tuple[str, Look], ...]
 
@@ -351,7 +333,6 @@ def row_entry(row: Row, merged: Merged) -> RowEntry:
     cells = tuple(
         CellEntry(
             engine=engine.title,
-            look=LOOKS[cell.status] if cell.status else NO_CASE,
             counts=tuple((LOOKS[status], len(names)) for status, names in cell.cases.items()),
             cases=tuple((name, LOOKS[s]) for s, names in cell.cases.items() for name in names),
         )
@@ -389,7 +370,6 @@ def case_entry(case: Case, merged: Merged, clauses: Mapping[str, Clause]) -> Cas
     gravest = clause_table.gravest(Status(result["status"]) for result in results)
     return CaseEntry(
         id=case.id,
-        level=results[0]["level"],
         group=group_of(results),
         look=LOOKS[gravest or Status.UNDECIDED],
         statement=prose(case.statement),
@@ -398,7 +378,7 @@ def case_entry(case: Case, merged: Merged, clauses: Mapping[str, Clause]) -> Cas
             (clauses[name], prose(text.first_sentence(clauses[name].text))) for name in case.clauses
         ),
         expected="; ".join(dict.fromkeys(result["expected"] for result in results)),
-        worst=worst_bar(results),
+        worst=worst(result["numbers"] for result in results),
         parts=tuple(part(engine, case.id) for engine in merged.engines),
     )
 
@@ -469,57 +449,3 @@ def diagnosis(found: Mapping[str, Any]) -> Iterator[str]:
     if found["place"]:
         place = {name: at for name, at in found["place"].items() if at is not None}
         yield "first seen at " + ", ".join(f"{name} {at}" for name, at in place.items())
-
-
-# -- numbers
-
-
-def bar(numbers: Mapping[str, Any]) -> Bar:
-    """The worse of both ratios, drawn; what the sentence about it leaves out, in words."""
-    ratios = {kind: size(numbers[f"{kind}_ratio"]) for kind in ("token", "max")}
-    worst = max(ratios.values())
-    other = min(ratios, key=lambda kind: ratios[kind])
-    return Bar(number(worst), place(worst), worst <= MULTIPLIER, tuple(beside(numbers, other)))
-
-
-def worst_bar(results: Sequence[Mapping[str, Any]]) -> Bar | None:
-    """The bar nearest to the limit, or furthest over it; None without numbers."""
-    bars = [bar(result["numbers"]) for result in results if result["numbers"]]
-    return max(bars, key=lambda bar: bar.place, default=None)
-
-
-def beside(numbers: Mapping[str, Any], kind: str) -> Iterator[str]:
-    """One error against its limit, and what hints at a cause."""
-    name = "largest error" if kind == "max" else f"worst token {number(numbers['token'])}: error"
-    error, budget = number(numbers[f"{kind}_error"]), number(numbers[f"{kind}_budget"])
-    yield f"{name} {error} against {MULTIPLIER:g} x {budget}"
-    yield f"norm {number(numbers['norm_ratio'])} x the golden's"
-    agreeing = size(numbers["argmax"])
-    if agreeing < inf:
-        yield f"the likeliest id agrees for {agreeing:.0%} of tokens"
-
-
-def size(value: float | None) -> float:
-    """A ratio from a report, where what JSON cannot say is null."""
-    try:
-        return inf if value is None or not isfinite(value) else float(value)
-    except OverflowError:
-        return inf
-
-
-def number(value: float | None) -> str:
-    """Three digits, or that there is no number."""
-    return f"{size(value):.3g}" if size(value) < inf else "not finite"
-
-
-def place(ratio: float) -> float:
-    """Percent of the way along the scale."""
-    low, high = SCALE
-    power = log10(ratio) if 0 < ratio < inf else (high if ratio > 0 else low)
-    return round(100 * min(max((power - low) / (high - low), 0.02), 1), 1)
-
-
-def scale() -> dict[str, Any]:
-    """What the bars show, for the legend and the line that marks the limit."""
-    low, high = SCALE
-    return {"limit": f"{MULTIPLIER:g}", "at": place(MULTIPLIER), "ends": (10**low, 10**high)}
