@@ -153,6 +153,12 @@ def slots_by_id(preferred: Tensor, count: int) -> Tensor:
     return _select(preferred, count).sort(dim=-1).values
 
 
+def nan_spreads(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Let one NaN logit spoil the weights of every token."""
+    weights, ids = _routes(logits, layer, precision)  # [T, K]
+    return weights.where(~logits.isnan().any(), torch.nan), ids
+
+
 def after_top_k_where_normalised(
     logits: Tensor, layer: MoeLayer, precision: Precision
 ) -> tuple[Tensor, Tensor]:
@@ -292,6 +298,13 @@ FAULTS = (
         ("SEM-1",),
         Patch(*SELECT, slots_by_id),
         equivalent="SEM-1 is a sum over routes, whose order is free.",
+    ),
+    fault(
+        "nan-row-spreads",
+        "A NaN router logit of one token spoils the weights of all tokens.",
+        ("SEM-1",),
+        Patch(*ROUTES, nan_spreads),
+        equivalent="No engine is judged on NaN router logits: no prompt and no case has one.",
     ),
     fault(
         "softmax-after-top-k-where-normalised",
