@@ -258,4 +258,4 @@ def read_constants(config: Config, tensors: Tensors, layer: LayerSubstitution) -
 
 def fill(place: Tensor, tensors: Tensors, name: str) -> None:
     """Read one tensor into its place: a row of stacked experts, or of constants."""
-    place.copy_(tensors.read(name))
+    place[...] = tensors.read(name)

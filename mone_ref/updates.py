@@ -43,7 +43,7 @@ def write(tensors: Mapping[str, Tensor], places: Mapping[str, Sequence[Tensor]])
     """Put each new value into every row that holds its constant."""
     for name, value in tensors.items():
         for place in places[name]:
-            place.copy_(value)
+            place[...] = value
 
 
 def update_problems(name: str, value: Tensor, place: Tensor | None) -> list[Problem]:
