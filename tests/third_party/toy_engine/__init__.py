@@ -1,0 +1,1 @@
+"""A small MoE engine in numpy that serves checkpoints with substituted experts."""
