@@ -9,7 +9,8 @@ VENV := .venv
 BIN  := $(VENV)/bin
 TORCH_STAMP := $(VENV)/.$(subst =,-,$(TORCH))
 
-.PHONY: conformance test test-browser chromium test-vllm vllm-environment lint format fixtures clean
+.PHONY: conformance matrix test test-browser chromium test-vllm vllm-environment lint format \
+	fixtures clean
 
 ifeq ($(BACKEND),vllm)
 conformance: vllm-environment
@@ -50,6 +51,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+matrix: $(VENV)/.conformance
+	$(BIN)/mone-ref matrix $(ARGS)
 
 fixtures: $(VENV)/.dev
 	$(BIN)/mone-ref fixtures check

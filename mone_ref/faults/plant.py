@@ -14,7 +14,10 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Patch:
-    """One step of the oracle, ``module.name``, and what stands in for it."""
+    """One step of the oracle, ``module.name``, and what stands in for it.
+
+    A replacement keeps nothing between two calls: what it does follows from its arguments.
+    """
 
     module: str
     name: str

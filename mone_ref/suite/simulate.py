@@ -14,18 +14,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mone_ref.backend import (
-    Backend,
-    BackendInfo,
-    LayerSession,
-    LayerSpec,
-    LoadOptions,
-    Scores,
-    Session,
-)
+from mone_ref.backend import Backend
 from mone_ref.config import LayerSubstitution
-from mone_ref.faults import FAULTS, Fault, Patch, planted
-from mone_ref.faults.plant import target
+from mone_ref.faults import FAULTS, Fault
 from mone_ref.suite.attempt import Answers, Attempt
 from mone_ref.suite.bench import Bench, Options, attempt_key
 from mone_ref.suite.cases import Case, Change
@@ -33,10 +24,8 @@ from mone_ref.suite.edits import Edit, edited
 from mone_ref.suite.golden import Golden
 from mone_ref.suite.judge import Parts
 from mone_ref.suite.outcomes import Result
+from mone_ref.suite.planted import Planted, Watched, steps, watch
 from mone_ref.suite.runner import Harness
-
-BATCH = ("mone_ref.loading", "score_each")
-"""The step that is given all prompts of a batch."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +46,24 @@ class Simulator:
     """
 
     def __init__(
-        self, root: Path, reference: Backend, faults: Iterable[Fault] = FAULTS.values()
+        self,
+        root: Path,
+        reference: Backend,
+        faults: Iterable[Fault] = FAULTS.values(),
+        options: Options | None = None,
     ) -> None:
-        self.root = root
         self.reference = reference
-        self._honest = HonestHarness(reference, root, watch(faults))
+        self._honest = HonestHarness(reference, root, watch(faults), options or Options())
         self._wrong: dict[Fault, WrongHarness] = {}
+        self._runs: dict[tuple[str, str], Simulated] = {}
 
     def run(self, case: Case, dtype: str, fault: Fault | None = None) -> Simulated:
         """Judge one case at one dtype. Raises ``CaseError`` when the case is broken."""
-        harness = self._honest if fault is None else self._wrong_harness(fault)
-        result, judgement = harness.judge(case, dtype)
-        return Simulated(result, judgement.answers, judgement.parts)
+        if fault is not None:
+            return simulated(self._wrong_harness(fault), case, dtype)
+        if (case.id, dtype) not in self._runs:
+            self._runs[case.id, dtype] = simulated(self._honest, case, dtype)
+        return self._runs[case.id, dtype]
 
     def calls(self, fault: Fault) -> Mapping[str, int]:
         """How often each step that a fault replaces was called so far; zero is told."""
@@ -88,153 +83,10 @@ class Simulator:
         return self._wrong[fault]
 
 
-def watch(faults: Iterable[Fault]) -> Fault:
-    """A fault that is none: every step that a fault replaces, replaced by itself and counted.
-
-    Raises ``StaleFault``.
-    """
-    steps = {
-        (patch.module, patch.name): target(fault, patch)
-        for fault in faults
-        for patch in fault.patches
-    }
-    patches = tuple(Patch(*place, step) for place, step in steps.items())
-    return Fault("honest", "Every step is right.", (), "parse", patches, "")
-
-
-def steps(fault: Fault) -> frozenset[str]:
-    """The names of the steps that a fault replaces."""
-    return frozenset(f"{patch.module}.{patch.name}" for patch in fault.patches)
-
-
-def sees_batches(fault: Fault) -> bool:
-    """Whether a fault replaces the step that is given all prompts of a batch."""
-    return any(
-        (patch.module, patch.name) == BATCH and patch.replacement is not target(fault, patch)
-        for patch in fault.patches
-    )
-
-
-# -- the engine
-
-
-class Planted(Backend):
-    """A backend that has a fault while it is called, and counts the calls of replaced steps."""
-
-    def __init__(self, inner: Backend, fault: Fault) -> None:
-        self.inner = inner
-        self.fault = fault
-        self.calls: Counter[str] = Counter(dict.fromkeys(steps(fault), 0))
-        self.sees_batches = sees_batches(fault)
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        """Plant the fault for the time of a block."""
-        with planted(self.fault) as witness:
-            try:
-                yield
-            finally:
-                self.calls.update(witness.calls)
-
-    def describe(self) -> BackendInfo:
-        """As the inner backend."""
-        return self.inner.describe()
-
-    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        """As the inner backend, with the fault."""
-        with self.planted():
-            return PlantedSession(self, self.inner.load(checkpoint, options))
-
-    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
-        """As the inner backend, with the fault."""
-        with self.planted():
-            return PlantedLayer(self, self.inner.build_layer(layer, tensors))
-
-
-class PlantedSession(Session):
-    """A session of a ``Planted`` backend.
-
-    It scores a prompt once. The reference scores prompts one by one and keeps nothing
-    between them, nor does a fault that sees one prompt at a time: order and company change
-    no answer.
-    """
-
-    def __init__(self, backend: Planted, inner: Session) -> None:
-        self.backend = backend
-        self.inner = inner
-        self._scored: dict[tuple[int, ...], Scores] = {}
-
-    def score(self, prompts: list[list[int]]) -> list[Scores]:
-        """As the inner session, with the fault."""
-        if self.backend.sees_batches:
-            with self.backend.planted():
-                return self.inner.score(prompts)
-        keys = [tuple(prompt) for prompt in prompts]
-        with self.backend.planted():
-            for key in keys:
-                if key not in self._scored:
-                    self._scored[key] = self.inner.score([list(key)])[0]
-        return [self._scored[key] for key in keys]
-
-    def close(self) -> None:
-        """As the inner session, with the fault."""
-        with self.backend.planted():
-            self.inner.close()
-
-    def update(self, tensors: Mapping[str, Tensor]) -> None:
-        """As the inner session, with the fault."""
-        self._scored.clear()
-        with self.backend.planted():
-            self.inner.update(tensors)
-
-    def reload(self, checkpoint: Path) -> None:
-        """As the inner session, with the fault."""
-        self._scored.clear()
-        with self.backend.planted():
-            self.inner.reload(checkpoint)
-
-    def expert_rows(self) -> dict[int, int]:
-        """As the inner session, with the fault."""
-        with self.backend.planted():
-            return self.inner.expert_rows()
-
-    def trace(self, prompts: list[list[int]]) -> list[dict[str, Tensor]]:
-        """As the inner session, with the fault."""
-        with self.backend.planted():
-            return self.inner.trace(prompts)
-
-
-class PlantedLayer(LayerSession):
-    """A layer of a ``Planted`` backend."""
-
-    def __init__(self, backend: Planted, inner: LayerSession) -> None:
-        self.backend = backend
-        self.inner = inner
-        self.in_place = inner.in_place
-
-    def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-        """As the inner layer, with the fault."""
-        with self.backend.planted():
-            return self.inner.forward(hidden_states, router_logits)
-
-    def forward_routed(
-        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
-    ) -> Tensor:
-        """As the inner layer, with the fault."""
-        with self.backend.planted():
-            return self.inner.forward_routed(hidden_states, topk_weights, topk_ids)
-
-    def rewrite_routes(
-        self, topk_weights: Tensor, topk_ids: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As the inner layer, with the fault."""
-        with self.backend.planted():
-            return self.inner.rewrite_routes(topk_weights, topk_ids)
-
-    def expert_rows(self) -> int:
-        """As the inner layer, with the fault."""
-        with self.backend.planted():
-            return self.inner.expert_rows()
+def simulated(harness: Harness, case: Case, dtype: str) -> Simulated:
+    """One case on one engine."""
+    result, judgement = harness.judge(case, dtype)
+    return Simulated(result, judgement.answers, judgement.parts)
 
 
 # -- what is kept
@@ -243,17 +95,18 @@ class PlantedLayer(LayerSession):
 class HonestHarness(Harness):
     """The reference without a fault. Edited checkpoints are made once: it never writes there."""
 
-    def __init__(self, reference: Backend, root: Path, watched: Fault) -> None:
-        self.backend = Planted(reference, watched)
-        super().__init__(self.backend, reference.describe(), root)
-        self.bench: HonestBench = HonestBench(self.backend, root)
+    def __init__(self, reference: Backend, root: Path, watched: Fault, options: Options) -> None:
+        self.root = root
+        self.backend = Watched(reference, watched)
+        super().__init__(self.backend, reference.describe(), root, options)
+        self.bench: HonestBench = HonestBench(self.backend, root, options)
 
 
 class HonestBench(Bench):
     """Keeps what does not depend on a fault, and which steps each attempt called."""
 
-    def __init__(self, backend: Planted, root: Path) -> None:
-        super().__init__(backend, backend.describe(), root, Options())
+    def __init__(self, backend: Watched, root: Path, options: Options) -> None:
+        super().__init__(backend, backend.describe(), root, options)
         self.backend = backend
         self.watched = steps(backend.fault)
         self._called: dict[tuple[str, ...], frozenset[str]] = {}
@@ -314,17 +167,18 @@ class WrongHarness(Harness):
     """The reference with a fault, beside the honest one."""
 
     def __init__(self, reference: Backend, fault: Fault, honest: HonestHarness) -> None:
-        self.backend = Planted(reference, fault)
-        super().__init__(self.backend, honest.bench.info, honest.bench.fixtures.parent)
-        self.bench: WrongBench = WrongBench(self.backend, honest.bench)
+        watched = steps(fault) <= honest.bench.watched
+        self.backend = Planted(reference, fault, honest.backend.known if watched else None)
+        super().__init__(self.backend, honest.bench.info, honest.root, honest.bench.options)
+        self.bench: WrongBench = WrongBench(self.backend, honest)
 
 
 class WrongBench(Bench):
     """Asks a wrong engine only where one of its wrong steps is reached at all."""
 
-    def __init__(self, backend: Planted, honest: HonestBench) -> None:
-        super().__init__(backend, honest.info, honest.fixtures.parent, honest.options)
-        self.honest = honest
+    def __init__(self, backend: Planted, honest: HonestHarness) -> None:
+        super().__init__(backend, honest.bench.info, honest.root, honest.bench.options)
+        self.honest = honest.bench
         self.steps = steps(backend.fault)
 
     def attempt(

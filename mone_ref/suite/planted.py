@@ -1,0 +1,256 @@
+"""A backend with a fault planted while it is called: whoever judges it stays honest.
+
+What is skipped here is what the fault cannot have touched, so that a thousand questions to a
+wrong engine are quick. Every shortcut rests on one fact: until a replaced step is called, the
+wrong engine is the honest one on the same input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mone_ref.backend import (
+    Backend,
+    BackendInfo,
+    LayerSession,
+    LayerSpec,
+    LoadOptions,
+    Scores,
+    Session,
+)
+from mone_ref.faults import Fault, Patch, planted
+from mone_ref.faults.plant import target
+
+SEES_SEVERAL = "mone_ref.loading.score_each"
+"""The one step that is given more than one prompt."""
+
+Prompt = tuple[int, ...]
+
+
+def watch(faults: Iterable[Fault]) -> Fault:
+    """A fault that is none: every step that a fault replaces, replaced by itself and counted.
+
+    Raises ``StaleFault``.
+    """
+    found = {
+        (patch.module, patch.name): target(fault, patch)
+        for fault in faults
+        for patch in fault.patches
+    }
+    patches = tuple(Patch(*place, step) for place, step in found.items())
+    return Fault("honest", "Every step is right.", (), "parse", patches, "")
+
+
+def steps(fault: Fault) -> frozenset[str]:
+    """The names of the steps that a fault replaces."""
+    return frozenset(f"{patch.module}.{patch.name}" for patch in fault.patches)
+
+
+@dataclass(frozen=True)
+class Known:
+    """An answer of the honest reference, and the watched steps that it took."""
+
+    scores: Scores
+    called: frozenset[str]
+
+
+Answers = dict[tuple[bytes, Prompt], Known]
+"""By the digest of a loaded model, and a prompt."""
+
+
+class Planted(Backend):
+    """A backend with a fault; ``calls`` counts the calls of every replaced step.
+
+    ``known`` are answers of the honest backend, empty where there is none.
+    """
+
+    def __init__(self, inner: Backend, fault: Fault, known: Answers | None = None) -> None:
+        self.inner = inner
+        self.fault = fault
+        self.known: Answers = {} if known is None else known
+        self.calls: Counter[str] = Counter(dict.fromkeys(steps(fault), 0))
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Plant the fault for the time of a block."""
+        with planted(self.fault) as witness:
+            try:
+                yield
+            finally:
+                self.calls.update(witness.calls)
+
+    def describe(self) -> BackendInfo:
+        """As the inner backend."""
+        return self.inner.describe()
+
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        """As the inner backend, with the fault."""
+        return PlantedSession(self, self._load(checkpoint, options))
+
+    def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        with self.planted():
+            return self.inner.load(checkpoint, options)
+
+    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
+        """As the inner backend, with the fault."""
+        with self.planted():
+            return PlantedLayer(self, self.inner.build_layer(layer, tensors))
+
+
+class Watched(Planted):
+    """The honest backend: it counts, and writes its answers down in ``known``."""
+
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        """As the inner backend."""
+        return WatchedSession(self, self._load(checkpoint, options))
+
+
+class PlantedSession(Session):
+    """A session of a ``Planted`` backend.
+
+    It scores a prompt once, unless the fault is in the step that sees several: any other
+    step has one prompt before it and keeps nothing of the last one (``plant.py``).
+    """
+
+    def __init__(self, backend: Planted, inner: Session) -> None:
+        self.backend = backend
+        self.inner = inner
+        self._scored: dict[Prompt, Scores] = {}
+        self._digest = b""
+
+    def score(self, prompts: list[list[int]]) -> list[Scores]:
+        """As the inner session, with the fault."""
+        if SEES_SEVERAL in self.backend.calls:
+            with self.backend.planted():
+                return self.inner.score(prompts)
+        return self._score_each(prompts)
+
+    def _score_each(self, prompts: list[list[int]]) -> list[Scores]:
+        for prompt in map(tuple, prompts):
+            if prompt not in self._scored:
+                self._scored[prompt] = self._known(prompt) or self._score(prompt)
+        return [self._scored[tuple(prompt)] for prompt in prompts]
+
+    def _score(self, prompt: Prompt) -> Scores:
+        with self.backend.planted():
+            return self.inner.score([list(prompt)])[0]
+
+    def _known(self, prompt: Prompt) -> Scores | None:
+        """What an equal honest model answers, if that calls no replaced step."""
+        answer = self.backend.known.get((self.digest(), prompt))
+        if answer is None or answer.called & self.backend.calls.keys():
+            return None
+        return answer.scores
+
+    def digest(self) -> bytes:
+        """What tells this model, as it is now, from another one."""
+        self._digest = self._digest or digest(vars(self.inner))
+        return self._digest
+
+    def _changing(self) -> None:
+        self._scored.clear()
+        self._digest = b""
+
+    def update(self, tensors: Mapping[str, Tensor]) -> None:
+        """As the inner session, with the fault."""
+        self._changing()
+        with self.backend.planted():
+            self.inner.update(tensors)
+
+    def reload(self, checkpoint: Path) -> None:
+        """As the inner session, with the fault."""
+        self._changing()
+        with self.backend.planted():
+            self.inner.reload(checkpoint)
+
+    def close(self) -> None:
+        """As the inner session, with the fault."""
+        with self.backend.planted():
+            self.inner.close()
+
+    def expert_rows(self) -> dict[int, int]:
+        """As the inner session, with the fault."""
+        with self.backend.planted():
+            return self.inner.expert_rows()
+
+    def trace(self, prompts: list[list[int]]) -> list[dict[str, Tensor]]:
+        """As the inner session, with the fault."""
+        with self.backend.planted():
+            return self.inner.trace(prompts)
+
+
+class WatchedSession(PlantedSession):
+    """A session of the honest backend."""
+
+    def score(self, prompts: list[list[int]]) -> list[Scores]:
+        """As the inner session; every answer is written down."""
+        return self._score_each(prompts)
+
+    def _score(self, prompt: Prompt) -> Scores:
+        before = Counter(self.backend.calls)
+        scores = super()._score(prompt)
+        called = frozenset(self.backend.calls - before)
+        self.backend.known[self.digest(), prompt] = Known(scores, called)
+        return scores
+
+
+class PlantedLayer(LayerSession):
+    """A layer of a ``Planted`` backend."""
+
+    def __init__(self, backend: Planted, inner: LayerSession) -> None:
+        self.backend = backend
+        self.inner = inner
+        self.in_place = inner.in_place
+
+    def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
+        """As the inner layer, with the fault."""
+        with self.backend.planted():
+            return self.inner.forward(hidden_states, router_logits)
+
+    def forward_routed(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> Tensor:
+        """As the inner layer, with the fault."""
+        with self.backend.planted():
+            return self.inner.forward_routed(hidden_states, topk_weights, topk_ids)
+
+    def rewrite_routes(
+        self, topk_weights: Tensor, topk_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As the inner layer, with the fault."""
+        with self.backend.planted():
+            return self.inner.rewrite_routes(topk_weights, topk_ids)
+
+    def expert_rows(self) -> int:
+        """As the inner layer, with the fault."""
+        with self.backend.planted():
+            return self.inner.expert_rows()
+
+
+def digest(value: object) -> bytes:
+    """A hash of everything that an object holds. Two equal digests mean two equal objects."""
+    buffer = io.BytesIO()
+    Flat(buffer).dump(value)
+    return hashlib.blake2b(buffer.getbuffer()).digest()
+
+
+class Flat(pickle.Pickler):
+    """Writes tensors as their plain bytes: torch's own way is slow and holds addresses."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Dtype, shape and bytes of a tensor; everything else as ever."""
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        held = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return tuple, ((str(value.dtype), tuple(value.shape), held),)
