@@ -315,8 +315,9 @@ def lines(check: Check, repeat: Sequence[str]) -> Iterator[str]:
     yield f"{'ok' if check.passed else 'FAIL':4}  {check.name:22} {check.found}"
     if check.passed:
         return
+    more = "\n" in check.evidence  # than the line above
     for key, texts in (
-        ("said", excerpt(check.evidence, EVIDENCE)),
+        ("said", excerpt(check.evidence, EVIDENCE) if more else ()),
         ("mend", check.mend),
         ("repeat", [shlex.join(repeat)]),
     ):
