@@ -73,6 +73,10 @@ def close(request):
     return {}
 
 
+def stop(request):
+    return {}
+
+
 def opened(session, abilities=()):
     number = next(numbers)
     sessions[number] = session
@@ -85,11 +89,15 @@ def saved(request, tensors):
     return {"tensors": name}
 
 
+COMMANDS = {
+    command.__name__: command
+    for command in (start, load, score, build_layer, rewrite_routes, close, stop)
+}
+
+
 def answer(request):
-    commands = (start, load, score, build_layer, rewrite_routes, close)
     try:
-        do = {command.__name__: command for command in commands}.get(request["command"])
-        return {"answer": "ok", **(do(request) if do else {})}
+        return {"answer": "ok", **COMMANDS[request["command"]](request)}
     except Refused as refusal:
         code, phase, words = refusal.args
         return {"answer": "refused", "evidence": [words], "phase": phase, "codes": [code]}

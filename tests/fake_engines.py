@@ -368,6 +368,21 @@ class ReloadsNothing(Honest):
                 layer.constants = torch.empty_like(layer.constants)
 
 
+class ZeroesItsArgument(Honest):
+    """A layer that loses the ids that it was given while it answers."""
+
+    def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
+        inner = self.reference.build_layer(layer, tensors)
+
+        class Zeroing(LayerSession):
+            def rewrite_routes(self, weights: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+                answer = inner.rewrite_routes(weights, ids)
+                ids.zero_()
+                return answer
+
+        return Zeroing()
+
+
 # -- about sessions
 
 
