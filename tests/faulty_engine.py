@@ -81,6 +81,12 @@ def abort_with_words(request: Message) -> None:
     os.abort()
 
 
+@at("close")
+def dies_idle(request: Message) -> None:
+    send(honest(request))
+    os._exit(5)
+
+
 @at("score")
 def out_of_memory(request: Message) -> None:
     engine.send(request, {"answer": "failed", "evidence": "MemoryError: no novice for expert 5"})

@@ -24,6 +24,7 @@ from mone_ref.backend import LayerSession, LayerSpec, LoadOptions, Scores, Sessi
 from mone_ref.backends import BackendError, process, worker
 from mone_ref.backends.child import Child
 from mone_ref.backends.conversation import Conversation
+from mone_ref.cli import conform
 from mone_ref.protocol import forms, messages
 from mone_ref.protocol.channel import Channel, ChannelClosed, LineBuffer
 from mone_ref.protocol.exchange import Exchange
@@ -404,6 +405,11 @@ def test_an_interrupt_in_the_middle_of_a_request_ends_the_engine():
 def test_options_that_exclude_each_other_are_told(settings, flaw):
     with pytest.raises(BackendError, match=flaw):
         backends.chosen(settings)
+
+
+def test_flags_take_no_value():
+    words = ["--isolate", "--case", "x", "--backend-cmd", "a b"]
+    assert conform.joined(words) == ["--isolate", "--case=x", "--backend-cmd=a b"]
 
 
 def test_a_run_repeats_how_the_engine_was_started():

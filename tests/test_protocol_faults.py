@@ -96,7 +96,7 @@ STRUCK = {
     "abort_with_words": ("crashed", "was killed by SIGABRT during score"),
     "out_of_memory": ("crashed", "MemoryError"),
     "dies_before_descendants": ("crashed", "exited with code 1 during score"),
-    "close_pipes": ("errored", "score: the engine closed its pipes and went on running"),
+    "close_pipes": ("errored", "the engine closed its pipes and went on running, during score"),
     # lines
     "garbage": ("errored", "score: a line that is not JSON"),
     "broken_bytes": ("errored", "score: a line that is not JSON (byte 8 is not UTF-8"),
@@ -226,6 +226,17 @@ def test_an_engine_is_started_again_only_when_it_must(by_id, started):
         crashing.run(by_id[case], "float32")
     assert len(started) == 3
     crashing.close()
+
+
+def test_a_process_that_died_between_two_requests_is_told_at_the_next(by_id, started):
+    judge = harness("dies_idle")
+    assert "no tensor" not in judge.run(by_id[SCORED], "float32").found
+    assert all_gone(started)
+    struck = judge.run(by_id[LAYER], "float32")
+    assert str(struck.outcome) == "crashed"
+    assert "the engine's process exited with code 5 before build_layer" in struck.found
+    assert str(judge.run(by_id[LAYER], "float32").outcome) == "ok"
+    judge.close()
 
 
 def test_last_words_before_a_crash_are_evidence_and_no_refusal(by_id):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mone_ref.backend import Crashed, Refused
 from mone_ref.errors import Code, Phase, Problem, Rejected
+from mone_ref.protocol.failures import ProtocolError, Relayed, RelayedRefusal
 from mone_ref.suite import capture, errormap
 from mone_ref.suite.errormap import Ambiguous, ErrorMap, ErrorMapError
 from mone_ref.suite.guard import Failed, Failure, Guard
@@ -172,6 +173,10 @@ def test_a_value_is_handed_on():
         (MemoryError("no novice"), "crashed", ()),
         (RuntimeError("CUDA out of memory; no novice"), "crashed", ()),
         (Crashed("no novice"), "crashed", ()),
+        (ProtocolError("a line that is not JSON: no novice"), "errored", ()),
+        (Relayed("engine.Error: id 9 is too large"), "refused", ("SUBSTITUTION/id-range",)),
+        (Relayed("builtins.MemoryError: no novice"), "crashed", ()),
+        (RelayedRefusal(["x"], None, ["A/b", "C"]), "refused", ("A/b", "C")),
         (SystemExit(0), "crashed", ()),
         (KeyboardInterrupt(), "crashed", ()),
         (GeneratorExit(), "crashed", ()),
@@ -224,6 +229,31 @@ def test_a_call_beyond_the_limit_is_a_timeout_with_what_it_said():
     assert failure.kind is Failed.TIMEOUT
     assert "no answer within 0.2 s\nso far" in failure.evidence
     assert time.monotonic() - began < 10
+
+
+def test_the_calls_of_one_case_share_a_limit():
+    guard = Guard(MAP, limit=30.0, case_limit=0.3)
+    guard.begin_case()
+    assert guard.call(Phase.RUN, lambda: 1) == 1
+    late = guard.call(Phase.RUN, lambda: time.sleep(30))
+    assert (late.kind, late.first_line) == (Failed.TIMEOUT, "the case was not over within 0.3 s")
+    assert guard.case_over
+    asked = []
+    never = guard.call(Phase.RUN, lambda: asked.append(1))
+    assert never == Failure(Failed.TIMEOUT, Phase.RUN, "the case was not over within 0.3 s")
+    assert asked == []
+    # What is open is closed all the same, and the next case starts afresh.
+    assert guard.call(Phase.RUN, lambda: "closed", closing=True) == "closed"
+    guard.begin_case()
+    assert guard.call(Phase.RUN, lambda: 2) == 2
+
+
+def test_what_another_process_told_is_evidence_as_it_stands():
+    told = "engine.Error: first\nbuiltins.OSError: cause"
+    assert call(raising(Relayed(told))).evidence == told
+    assert capture.chain(RelayedRefusal(["rank 0: no", "rank 1: no"], None, [])) == (
+        "rank 0: no\nrank 1: no"
+    )
 
 
 def test_the_alarm_is_off_after_a_call():

@@ -75,6 +75,7 @@ class Conversation:
             self.ask("close", only_ok, {"session": self._forgotten.pop()})
         if self.over:
             raise Crashed(self.over)
+        when = f"{'before' if self._child.ended() else 'during'} {command}"
         try:
             answer, tensors = self._round(command, fields, given, deadline)
             raise_unless_ok(answer)
@@ -83,7 +84,7 @@ class Conversation:
             self._repeat_output()
             raise
         except ChannelClosed:
-            broken = self._closed(command)
+            broken = self._closed(when)
         except ProtocolError as error:
             broken = ProtocolError(f"{command}: {error}")
             self._end(f"the engine's process was ended after a breach of the protocol: {broken}")
@@ -142,15 +143,15 @@ class Conversation:
         if unread:
             raise ProtocolError(f"a line that nobody asked for: {show(unread)}")
 
-    def _closed(self, command: str) -> Exception:
+    def _closed(self, when: str) -> Exception:
         """Why the pipe has nobody at its other end."""
         end = self._child.wait(CLOSED_GRACE)
         if end:
-            told = f"the engine's process {end} during {command}"
+            told = f"the engine's process {end} {when}"
             self._end(told)
             return Crashed(told)
         self._end("the engine's process was ended after it had closed its pipes")
-        return ProtocolError(f"{command}: the engine closed its pipes and went on running")
+        return ProtocolError(f"the engine closed its pipes and went on running, {when}")
 
     def _end(self, how: str) -> None:
         """End the process; what it wrote last is repeated for the record."""
