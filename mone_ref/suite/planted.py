@@ -72,13 +72,14 @@ Answers = dict[tuple[bytes, Prompt], Known]
 class Planted(Backend):
     """A backend with a fault; ``calls`` counts the calls of every replaced step.
 
-    ``known`` are answers of the honest backend, empty where there is none.
+    ``known`` are answers of the honest backend, empty where there is none; ``answers`` its own.
     """
 
     def __init__(self, inner: Backend, fault: Fault, known: Answers | None = None) -> None:
         self.inner = inner
         self.fault = fault
         self.known: Answers = {} if known is None else known
+        self.answers: dict[tuple[bytes, Prompt], Scores] = {}
         self.calls: Counter[str] = Counter(dict.fromkeys(steps(fault), 0))
 
     @contextmanager
@@ -119,14 +120,13 @@ class Watched(Planted):
 class PlantedSession(Session):
     """A session of a ``Planted`` backend.
 
-    It scores a prompt once, unless the fault is in the step that sees several: any other
-    step has one prompt before it and keeps nothing of the last one (``plant.py``).
+    Equal models are asked a prompt once, unless the fault is in the step that sees several: any
+    other step has one prompt before it and keeps nothing of the last one (``plant.py``).
     """
 
     def __init__(self, backend: Planted, inner: Session) -> None:
         self.backend = backend
         self.inner = inner
-        self._scored: dict[Prompt, Scores] = {}
         self._digest = b""
 
     def score(self, prompts: list[list[int]]) -> list[Scores]:
@@ -137,18 +137,21 @@ class PlantedSession(Session):
         return self._score_each(prompts)
 
     def _score_each(self, prompts: list[list[int]]) -> list[Scores]:
-        for prompt in map(tuple, prompts):
-            if prompt not in self._scored:
-                self._scored[prompt] = self._known(prompt) or self._score(prompt)
-        return [self._scored[tuple(prompt)] for prompt in prompts]
+        return [self._answer(tuple(prompt)) for prompt in prompts]
+
+    def _answer(self, prompt: Prompt) -> Scores:
+        key = self.digest(), prompt
+        if key not in self.backend.answers:
+            self.backend.answers[key] = self._known(*key) or self._score(prompt)
+        return self.backend.answers[key]
 
     def _score(self, prompt: Prompt) -> Scores:
         with self.backend.planted():
             return self.inner.score([list(prompt)])[0]
 
-    def _known(self, prompt: Prompt) -> Scores | None:
+    def _known(self, model: bytes, prompt: Prompt) -> Scores | None:
         """What an equal honest model answers, if that calls no replaced step."""
-        answer = self.backend.known.get((self.digest(), prompt))
+        answer = self.backend.known.get((model, prompt))
         if answer is None or answer.called & self.backend.calls.keys():
             return None
         return answer.scores
@@ -158,19 +161,15 @@ class PlantedSession(Session):
         self._digest = self._digest or digest(vars(self.inner))
         return self._digest
 
-    def _changing(self) -> None:
-        self._scored.clear()
-        self._digest = b""
-
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """As the inner session, with the fault."""
-        self._changing()
+        self._digest = b""
         with self.backend.planted():
             self.inner.update(tensors)
 
     def reload(self, checkpoint: Path) -> None:
         """As the inner session, with the fault."""
-        self._changing()
+        self._digest = b""
         with self.backend.planted():
             self.inner.reload(checkpoint)
 
