@@ -17,8 +17,8 @@ def check(fields: Fields) -> None:
     ``transform_config`` does not know ``expert_substitution``.
     """
     substitutes = bool(explicit.find(fields))
-    for found in _declared(fields):
-        if substitutes and COMPRESSED_TENSORS in _method(found):
+    for found in declared(fields):
+        if substitutes and is_compressed_tensors(found):
             expected = f"no {COMPRESSED_TENSORS} beside the explicit form"
             clause = "FMT-12"
         else:
@@ -26,20 +26,20 @@ def check(fields: Fields) -> None:
         fields.report(Code.MODEL_FEATURE, found.path, show(found.value), expected, clause)
 
 
-def _declared(fields: Fields) -> list[Found]:
+def declared(fields: Fields) -> list[Found]:
     """Quantisation by its own key, or inside ``compression_config``."""
-    declared = fields.find("quantization_config")
+    places = fields.find("quantization_config")
     for found in fields.find("compression_config"):
         if isinstance(found.value, dict):
-            declared += [
+            places += [
                 Found(child(found.path, key), found.value[key])
                 for key in ("quant_method", "config_groups")
                 if found.value.get(key)
             ]
-    return declared
+    return places
 
 
-def _method(found: Found) -> str:
-    """The name of a quantisation method, empty when there is none."""
+def is_compressed_tensors(found: Found) -> bool:
+    """Whether a declared quantisation is by compressed-tensors."""
     value = found.value.get("quant_method") if isinstance(found.value, dict) else found.value
-    return value if isinstance(value, str) else ""
+    return isinstance(value, str) and COMPRESSED_TENSORS in value

@@ -224,6 +224,11 @@ def test_a_judged_clause_has_a_fault_or_a_reason(clauses, faults, reasons, viola
     assert violation is None or violation in found[0]
 
 
+def test_every_judged_clause_has_a_fault_or_a_reason():
+    reasons = fault_coverage.read_reasons(ROOT)
+    assert fault_coverage.gate(CLAUSES, CASES, list(FAULTS.values()), reasons) == []
+
+
 def test_a_clause_is_held_by_its_own_cases_only(made):
     report = Report(made(LOST), CLAUSES, {})
     assert "update/single-constants" in report.held_by("UPD-1")

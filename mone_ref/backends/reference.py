@@ -23,6 +23,7 @@ from mone_ref.backend import (
     Unavailable,
 )
 from mone_ref.errors import Code, Phase
+from mone_ref.loading import Model
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import exact_products, plain
 
@@ -45,14 +46,7 @@ class ReferenceBackend(Backend):
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
         """Load through ``mone_ref.load``. Raises ``Rejected``; ``Refused`` for a feature."""
-        if options.features:
-            names = ", ".join(sorted(options.features))
-            raise Refused(
-                f"expert substitution excludes: {names}",
-                phase=Phase.INIT,
-                code=Code.UNSUPPORTED_FEATURE,
-            )
-        return ReferenceSession(loading.load(checkpoint, DTYPES[options.dtype]))
+        return ReferenceSession(load_model(checkpoint, options))
 
     def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
         """One MoE layer; ``Unavailable`` for routers that no family here has.
@@ -67,10 +61,25 @@ class ReferenceBackend(Backend):
             raise Refused(str(error), phase=Phase.INIT, code=Code.UNSUPPORTED_FEATURE) from error
 
 
+def load_model(checkpoint: Path, options: LoadOptions) -> Model:
+    """Refuse every feature that substitution excludes (CAP-2), then load.
+
+    Raises ``Refused`` for a feature, ``Rejected`` for a checkpoint.
+    """
+    if options.features:
+        names = ", ".join(sorted(options.features))
+        raise Refused(
+            f"expert substitution excludes: {names}",
+            phase=Phase.INIT,
+            code=Code.UNSUPPORTED_FEATURE,
+        )
+    return loading.load(checkpoint, DTYPES[options.dtype])
+
+
 class ReferenceSession(Session):
     """One loaded ``mone_ref.Model``."""
 
-    def __init__(self, model: loading.Model) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
 
     def score(self, prompts: list[list[int]]) -> list[Scores]:

@@ -687,11 +687,13 @@ FAULTS = (
         "FMT-6",
         Patch(*BIND, derived_names),
     ),
-    fault(
+    Fault(
         "declared-names-rewritten",
         "Names of constants are rewritten as those of joined projections are, and found no more.",
-        "LOAD-5",
-        Patch(*BIND, renamed_constants),
+        ("LOAD-5", "FMT-14"),
+        "parse",
+        (Patch(*BIND, renamed_constants),),
+        "config",
     ),
     fault(
         "shared-constant-refused",

@@ -6,6 +6,7 @@ from mone_ref.faults import (
     changes,
     config,
     experts,
+    features,
     loading,
     parallel,
     rare,
@@ -14,6 +15,17 @@ from mone_ref.faults import (
     substitution,
 )
 
-FILES = (config, routing, substitution, rounding, rare, experts, loading, parallel, changes)
+FILES = (
+    config,
+    features,
+    routing,
+    substitution,
+    rounding,
+    rare,
+    experts,
+    loading,
+    parallel,
+    changes,
+)
 
 FAULTS = {fault.id: fault for file in FILES for fault in file.FAULTS}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from mone_ref import layer as layers
 from mone_ref import moe, substitution
+from mone_ref.backend import LayerSpec
 from mone_ref.config import LayerSubstitution
 from mone_ref.faults.plant import Fault, Patch
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision
 
 # The right steps, bound before anything is planted.
+_build = layers.build
 _constant_sum = substitution.constant_sum
 _constants = moe.constants
 _padded = layers.padded
@@ -236,6 +239,19 @@ def is_one_of(ids: Tensor, experts: Sequence[int]) -> Tensor:
     return torch.isin(ids, torch.tensor(experts, dtype=ids.dtype))
 
 
+# -- which list counts
+
+
+def list_by_last_digit(
+    spec: LayerSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype
+) -> MoeLayer:
+    """Take the list of layer 3 for layer 13, with the constants of layer 13."""
+    layer = _build(spec, tensors, dtype)
+    own = layer.substitution
+    listed = spec.declared.get(own.layer % 10, own.listed)
+    return replace(layer, substitution=replace(own, listed=listed))
+
+
 SUM = "mone_ref.substitution", "constant_sum"
 REWRITE = "mone_ref.substitution", "rewrite_routes"
 
@@ -406,5 +422,11 @@ FAULTS = (
         "routes-rewritten-in-place",
         "Routes are rewritten before the constants are looked up, in the same memory.",
         Patch(*REWRITE, in_place),
+    ),
+    fault(
+        "list-by-last-digit",
+        "A layer takes the list of the layer whose index is the last digit of its own.",
+        Patch("mone_ref.layer", "build", list_by_last_digit),
+        ("EXEC-6",),
     ),
 )
