@@ -18,11 +18,14 @@ import torch
 from safetensors.torch import load_file
 
 from mone_ref.backend import LoadOptions, Scores, Unavailable
+from mone_ref.backends import process
 from mone_ref.backends import vllm as adapter
 from mone_ref.backends.vllm import VllmBackend, VllmSession
 from mone_ref.suite import capture, cases, edits, errormap
 from mone_ref.suite.attempt import Engine
+from mone_ref.suite.bench import Options
 from mone_ref.suite.guard import Guard
+from mone_ref.suite.runner import Harness
 
 ROOT = Path(__file__).resolve().parent.parent
 ERROR_MAP = errormap.load(ROOT / "conformance" / "error_maps" / "vllm.toml")
@@ -439,3 +442,21 @@ def test_at_odd_hidden_sizes_only_the_substitution_is_built(engine: VllmBackend)
     assert torch.equal(constants, 0.25 * stored[None])
     with pytest.raises(Unavailable, match="that 32 divides, not 7"):
         built.forward_routed(torch.zeros(1, 7), weights, ids)
+
+
+@vllm
+def test_an_isolated_vllm_is_judged_as_it_is_in_process() -> None:
+    by_id = {case.id: case for case in cases.load(ROOT)}
+    engine = process.isolated("vllm")
+    judge = Harness(engine, engine.describe(), ROOT, Options(error_map=ERROR_MAP))
+    expected = {
+        "outputs/olmoe-approx": ("ok", ()),
+        "load/missing-constant": ("ok", ("MISSING_CONSTANT/absent",)),
+        "load/constant-infinite": ("wrongly-accepted", ()),
+        "layer/routes": ("ok", ()),
+        "update/single-constants": ("ok", ()),
+    }
+    results = {name: judge.run(by_id[name], "float32") for name in expected}
+    found = {name: (str(one.outcome), one.codes) for name, one in results.items()}
+    assert found == expected
+    assert judge.close() is None

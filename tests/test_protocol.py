@@ -17,13 +17,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_protocol_faults import all_gone, members
+from test_protocol_faults import all_gone, members, within_seconds
 
 from mone_ref import backend, backends
 from mone_ref.backend import LayerSession, LayerSpec, LoadOptions, Scores, Session
 from mone_ref.backends import BackendError, process, worker
 from mone_ref.backends.child import Child
-from mone_ref.backends.conversation import Conversation
+from mone_ref.backends.conversation import Conversation, only_ok
 from mone_ref.cli import conform
 from mone_ref.protocol import forms, messages
 from mone_ref.protocol.channel import Channel, ChannelClosed, LineBuffer
@@ -346,9 +346,11 @@ def test_the_minimal_engine_knows_nothing_of_mone_ref():
 # -- nothing is left behind
 
 SUITE = """
-import os, sys, time
+import os, time
 from mone_ref.backends.child import Child
-child = Child(["sh", "-c", "sleep 600 & sleep 600"], os.environ)
+child = Child(["sh", "-c", "sleep 600 & echo started >&2; sleep 600"], os.environ)
+while b"started" not in child.output.take():
+    time.sleep(0.01)
 print(child.pid, child.directory, flush=True)
 time.sleep(600)
 """
@@ -356,23 +358,24 @@ time.sleep(600)
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_an_engine_does_not_outlive_the_suite(end):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
+    suite = subprocess.Popen(
         [sys.executable, "-c", SUITE],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment,
-    ) as suite:
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
         group, directory = suite.stdout.readline().split()
         assert len(members(int(group))) >= 2
         assert Path(directory).is_dir()
         suite.send_signal(end)
-    assert all_gone([int(group)])
-    deadline = time.monotonic() + 30
-    while Path(directory).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(directory).exists()
+        suite.wait(timeout=60)
+        assert all_gone([int(group)])
+        assert within_seconds(30, lambda: not Path(directory).exists())
+    finally:
+        suite.kill()
+        suite.communicate()
 
 
 def test_an_interrupt_in_the_middle_of_a_request_ends_the_engine():
@@ -385,7 +388,9 @@ def test_an_interrupt_in_the_middle_of_a_request_ends_the_engine():
             talk.start(60.0)
     finally:
         signal.signal(signal.SIGALRM, previous)
-    assert talk.over == "the engine's process was ended during start"
+    assert talk.over == "the engine's process was ended during start, without an answer"
+    with pytest.raises(backend.Crashed, match="was ended during start"):
+        talk.ask("stop", only_ok, {})
     assert all_gone([group])
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mone_ref.backend import LoadOptions
 from mone_ref.backends import conversation
 from mone_ref.backends.child import Child
 from mone_ref.backends.process import ProcessBackend, commanded
@@ -76,14 +78,19 @@ def members(group: int) -> list[str]:
     return found
 
 
-def all_gone(groups: list[int]) -> bool:
-    """Whether every group is empty, soon: the kernel takes a moment to end what was killed."""
-    deadline = time.monotonic() + 30
-    while any(members(group) for group in groups):
+def within_seconds(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether a condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
     return True
+
+
+def all_gone(groups: list[int]) -> bool:
+    """Whether every group is empty, soon: the kernel takes a moment to end what was killed."""
+    return within_seconds(30, lambda: not any(members(group) for group in groups))
 
 
 # Fault -> outcome of the case it strikes in, and words of the reason.
@@ -274,6 +281,19 @@ def test_an_ability_that_a_layer_lacks_is_not_applicable(by_id):
     result = judge.run(by_id["rows/olmoe-approx"], "float32")
     assert result.found == "the engine has no expert_rows()"
     judge.close()
+
+
+def test_a_session_whose_process_broke_the_protocol_stays_broken(by_id, started):
+    backend = engine("garbage")
+    backend.describe()
+    checkpoint = ROOT / "fixtures" / "olmoe-approx-plain" / "checkpoint"
+    session = backend.load(checkpoint, LoadOptions())
+    for words in ("^score: a line that is not JSON", "ended after a breach of the protocol: score"):
+        with pytest.raises(ProtocolError, match=words):
+            session.score([[1, 2]])
+    session.close()  # with its process, nothing is left to close
+    backend.close()
+    assert all_gone(started)
 
 
 def test_a_result_that_lacks_is_named(by_id):

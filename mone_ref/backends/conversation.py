@@ -47,6 +47,7 @@ class Conversation:
         self._seq = 0
         self._forgotten: list[int] = []
         self.over = ""
+        self._broken = False
 
     def start(self, seconds: float) -> Message:
         """The handshake, limited in time. Raises as ``ask``, and ``TimeoutError``."""
@@ -74,7 +75,7 @@ class Conversation:
         while self._forgotten:
             self.ask("close", only_ok, {"session": self._forgotten.pop()})
         if self.over:
-            raise Crashed(self.over)
+            raise (ProtocolError if self._broken else Crashed)(self.over)
         when = f"{'before' if self._child.ended() else 'during'} {command}"
         try:
             answer, tensors = self._round(command, fields, given, deadline)
@@ -86,10 +87,11 @@ class Conversation:
         except ChannelClosed:
             broken = self._closed(when)
         except ProtocolError as error:
+            self._broken = True
             broken = ProtocolError(f"{command}: {error}")
             self._end(f"the engine's process was ended after a breach of the protocol: {broken}")
         except BaseException:
-            self._end(f"the engine's process was ended during {command}")
+            self._end(f"the engine's process was ended during {command}, without an answer")
             raise
         else:
             self._child.output.take()
@@ -150,6 +152,7 @@ class Conversation:
             told = f"the engine's process {end} {when}"
             self._end(told)
             return Crashed(told)
+        self._broken = True
         self._end("the engine's process was ended after it had closed its pipes")
         return ProtocolError(f"the engine closed its pipes and went on running, {when}")
 
