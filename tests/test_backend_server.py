@@ -183,6 +183,29 @@ def test_a_flood_keeps_its_end_which_holds_the_reason() -> None:
     assert len(result.evidence) < capture.LIMIT + 1000
 
 
+INT = "invalid literal for int() with base 10:"
+
+
+@pytest.mark.parametrize(
+    ("cause", "layer", "code"),
+    [
+        ("TypeError: int() argument must be a string, not 'list'", "0", "SUBSTITUTION/id-type"),
+        (f"ValueError: {INT} 'a'", "0", "SUBSTITUTION/id-type"),
+        (f"ValueError: {INT} 'one'", "one", "SUBSTITUTION/layer-key"),
+        ("TypeError: 'int' object is not iterable", "0", "SUBSTITUTION/not-a-list"),
+    ],
+)
+def test_the_cause_of_vllms_exception_stands_before_it_in_a_log(
+    cause: str, layer: str, code: str
+) -> None:
+    said = f"ValueError: approximate_experts has an invalid entry for layer '{layer}'"
+    between = ["", "The above exception was the direct cause of the following exception:", ""]
+    frames = ["  File config.py, line 1", "    parse()"] * 20
+    lines = [f"(EngineCore pid=1) ERROR [core.py:1] {line}" for line in [cause, *between, *frames]]
+    words = errormap.load(ROOT / "conformance" / "error_maps" / "vllm.toml")
+    assert words.find("\n".join([*lines, f"(EngineCore pid=1) ERROR {said}"])) == code
+
+
 def test_without_an_error_map_nothing_is_a_refusal() -> None:
     backend = ServerBackend(command("none"))
     harness = Harness(backend, backend.describe(), ROOT, Options())
