@@ -76,7 +76,7 @@ class Conversation:
             self.ask("close", only_ok, {"session": self._forgotten.pop()})
         if self.over:
             raise (ProtocolError if self._broken else Crashed)(self.over)
-        when = f"{'before' if self._child.ended() else 'during'} {command}"
+        ended_idle = self._seq > 0 and bool(self._child.ended())
         try:
             answer, tensors = self._round(command, fields, given, deadline)
             raise_unless_ok(answer)
@@ -85,7 +85,7 @@ class Conversation:
             self._repeat_output()
             raise
         except ChannelClosed:
-            broken = self._closed(when)
+            broken = self._closed(f"{'before' if ended_idle else 'during'} {command}")
         except ProtocolError as error:
             self._broken = True
             broken = ProtocolError(f"{command}: {error}")
