@@ -23,6 +23,9 @@ CASES = case_files.load(data.root())
 CLAUSES = spec.load(data.root())
 LEVELS = verdict.levels(CASES, CLAUSES)
 UPDATES = {Kind.UPDATE, Kind.UPDATE_REFUSAL}
+ACCIDENTS = {Outcome.ERRORED, Outcome.CRASHED, Outcome.TIMEOUT}
+FAILS = {"no-token-is-an-error"}
+"""Faults whose sentence says that the engine fails; of all others a failure proves nothing."""
 STAGES = {"parse", "load", "run", "update", "reload"}
 GROUPS = {
     "config",
@@ -95,6 +98,7 @@ def test_a_fault_is_killed_by_the_cases_that_claim_it(fault, simulator):
     assert {result.case for result in found} == {case.id for case in claiming} != set()
     for result in found:
         assert result.outcome.failed, f"{result.case} does not see {fault.id}: {result.found}"
+        assert (result.outcome in ACCIDENTS) == (fault.id in FAILS), result.found
     assert verdict.weigh(found, LEVELS, ()) is red(fault)
 
 

@@ -127,12 +127,12 @@ def only_layers_with_experts(fields: Fields, where: str, index: str, bounds: Bou
     return _moe_layer(fields, where, index, bounds)
 
 
-def nth_moe_layer(fields: Fields, where: str, index: str, bounds: Bounds) -> int | None:
+def nth_moe_layer(fields: Fields, path: str, key: str, bounds: Bounds) -> int | None:
     """Count layers with experts only."""
     layers = [n for n in range(bounds.num_layers or 0) if n not in bounds.dense_layers]
-    if int(index) < len(layers):
-        return layers[int(index)]
-    return _moe_layer(fields, where, str(bounds.num_layers), bounds)
+    if declaration.CANONICAL.fullmatch(key):
+        key = str(dict(enumerate(layers)).get(int(key), bounds.num_layers))
+    return _layer_index(fields, path, key, bounds)
 
 
 def list_unread(fields: Fields, bounds: Bounds) -> Listed | None:
@@ -174,7 +174,7 @@ def empty_form_absent(fields: Fields, listed: Listed | None, named: Named | None
 
 
 def null_form_present(fields: Fields, listed: Listed | None, named: Named | None) -> None:
-    """Take a form that is null for one that is there."""
+    """Take a list that is null for one that is there."""
     listing = any(declaration.APPROX in holder for _, holder in fields.holders)
     if listing and explicit.find(fields):
         fields.report(Code.BOTH_FORMS, explicit.PLACE, "both forms", "one form")
@@ -399,7 +399,7 @@ FAULTS = (
     fault(
         "list-unread",
         "approximate_experts is not read, and experts without weights are not filled.",
-        "GEN-1",
+        "FMT-2",
         Patch("mone_ref.declaration", "read", list_unread),
         UNLISTED,
         *LEFT_UNFILLED,
@@ -438,7 +438,7 @@ FAULTS = (
         "list-counts-layers-with-experts",
         "Key N of the list is the layer after N others that have experts.",
         "FMT-2",
-        Patch(*LAYER, nth_moe_layer),
+        Patch(*LAYER_KEY, nth_moe_layer),
     ),
     fault(
         "ids-through-int",
@@ -528,7 +528,7 @@ FAULTS = (
     ),
     fault(
         "null-form-is-present",
-        "A form that is null counts as present beside the other.",
+        "A list that is null counts as present beside the explicit form.",
         "FMT-19",
         Patch(*ONE_FORM, null_form_present),
     ),
@@ -540,9 +540,11 @@ FAULTS = (
     ),
     fault(
         "misplaced-form-unread",
-        "An explicit form in another place goes unread.",
+        "An explicit form in another place is not read, and experts without weights are not"
+        " filled.",
         "FMT-16",
         Patch("mone_ref.dialects", "check_misplaced", misplaced_unchecked),
+        *LEFT_UNFILLED,
     ),
     fault(
         "mone-block-unread",
@@ -687,13 +689,11 @@ FAULTS = (
         "FMT-6",
         Patch(*BIND, derived_names),
     ),
-    Fault(
+    fault(
         "declared-names-rewritten",
         "Names of constants are rewritten as those of joined projections are, and found no more.",
-        ("LOAD-5", "FMT-14"),
-        "parse",
-        (Patch(*BIND, renamed_constants),),
-        "config",
+        "FMT-14",
+        Patch(*BIND, renamed_constants),
     ),
     fault(
         "shared-constant-refused",

@@ -12,6 +12,7 @@ from mone_ref import explicit, loading, quantisation
 from mone_ref.backend import LoadOptions, Refused
 from mone_ref.declaration import Bounds, Named
 from mone_ref.errors import Code, Phase
+from mone_ref.faults.loading import LEFT_UNFILLED
 from mone_ref.faults.plant import Fault, Patch
 from mone_ref.fields import Fields
 from mone_ref.loading import Model
@@ -91,10 +92,13 @@ def dropped_beside_compressed_tensors(fields: Fields, bounds: Bounds) -> Named |
     return _read(fields, bounds)
 
 
-def of_feature(id: str, sentence: str, clause: str, feature: str, damage: Damage) -> Fault:
+def of_feature(
+    id: str, sentence: str, clause: str, feature: str, damage: Damage, looks_like: str = ""
+) -> Fault:
     """A feature that is accepted and silently answers otherwise."""
     patch = Patch("mone_ref.backends.reference", "load_model", accepted(feature, damage))
-    return Fault(id, sentence, ("CAP-2", clause), "load", (patch,), "loading")
+    clauses = ("CAP-2", clause)
+    return Fault(id, sentence, clauses, "load", (patch,), "loading", looks_like=looks_like)
 
 
 FAULTS = (
@@ -111,6 +115,7 @@ FAULTS = (
         "CAP-4",
         "data_parallel",
         from_two_replicas,
+        "twice",
     ),
     of_feature(
         "eplb-moves-experts",
@@ -118,6 +123,7 @@ FAULTS = (
         "CAP-5",
         "eplb",
         of_another_expert,
+        "neighbour",
     ),
     of_feature(
         "lora-drops-constants",
@@ -125,6 +131,7 @@ FAULTS = (
         "CAP-6",
         "lora",
         none,
+        "dropped",
     ),
     of_feature(
         "fused-shared-experts-shift-ids",
@@ -132,6 +139,7 @@ FAULTS = (
         "CAP-7",
         "fused_shared_experts",
         of_another_expert,
+        "neighbour",
     ),
     of_feature(
         "constants-quantised",
@@ -153,15 +161,18 @@ FAULTS = (
         "CAP-10",
         "deferred_finalize",
         none,
+        "dropped",
     ),
     Fault(
         "dropped-beside-compressed-tensors",
-        "Beside compressed-tensors the explicit form is dropped without a word.",
+        "Beside compressed-tensors the explicit form is dropped, and experts without weights are"
+        " not filled.",
         ("FMT-12",),
         "parse",
         (
             Patch("mone_ref.quantisation", "check", compressed_tensors_unnoticed),
             Patch("mone_ref.explicit", "read", dropped_beside_compressed_tensors),
+            *LEFT_UNFILLED,
         ),
         "config",
     ),

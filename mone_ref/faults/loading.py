@@ -143,7 +143,7 @@ def never_loaded(config: Config, tensors: Tensors, layer: LayerSubstitution) -> 
 
 
 def dtype_of_config(config: Config, tensors: Tensors, layer: LayerSubstitution) -> Tensor:
-    """Take the bytes of a constant for values of the dtype that the config gives for weights."""
+    """Take the bytes of a constant for values of the dtype of weights, where as many fit."""
     constants, dtype = _read_constants(config, tensors, layer), config.model.stored_dtype
     for row, expert in enumerate(layer.substituted):
         stored = bytearray(tensors.checkpoint.read(layer.constants[expert]))
@@ -318,9 +318,16 @@ LEFT_UNFILLED = (
 )
 
 
-def fault(id: str, sentence: str, clause: str, *patches: Patch) -> Fault:
+def fault(
+    id: str,
+    sentence: str,
+    clause: str,
+    *patches: Patch,
+    dtypes: tuple[str, ...] = ("float32",),
+    looks_like: str = "",
+) -> Fault:
     """A fault of loading shows from ``load`` on."""
-    return Fault(id, sentence, (clause,), "load", patches, "loading")
+    return Fault(id, sentence, (clause,), "load", patches, "loading", dtypes, looks_like=looks_like)
 
 
 FAULTS = (
@@ -328,7 +335,7 @@ FAULTS = (
     fault(
         "constants-in-first-file-only",
         "Constants are looked for in the first of several weight files, and missed elsewhere.",
-        "LOAD-1",
+        "GEN-1",
         Patch(*MISSING, expected_in_first_file),
     ),
     fault(
@@ -381,13 +388,11 @@ FAULTS = (
         "LOAD-8",
         Patch("mone_ref.rules.constants", "non_finite_constants", infinity_accepted),
     ),
-    replace(
-        fault(
-            "overflow-unchecked",
-            "A constant that overflows in float16 is accepted.",
-            "LOAD-8",
-            Patch("mone_ref.rules.constants", "overflowing_constants", overflow_unchecked),
-        ),
+    fault(
+        "overflow-unchecked",
+        "A constant that overflows in float16 is accepted.",
+        "LOAD-8",
+        Patch("mone_ref.rules.constants", "overflowing_constants", overflow_unchecked),
         dtypes=("float16",),
     ),
     fault(
@@ -457,13 +462,11 @@ FAULTS = (
         "FMT-28",
         Patch("mone_ref.rules.model_tensors", "tensor_shapes", unchecked),
     ),
-    replace(
-        fault(
-            "constants-unread",
-            "Constants stay zero.",
-            "LOAD-7",
-            Patch(*CONSTANTS, never_loaded),
-        ),
+    fault(
+        "constants-unread",
+        "Constants stay zero.",
+        "LOAD-7",
+        Patch(*CONSTANTS, never_loaded),
         looks_like="dropped",
     ),
     fault(
@@ -477,6 +480,7 @@ FAULTS = (
         "The last substituted expert of each layer gets no constant.",
         "FMT-5",
         Patch(*CONSTANTS, all_but_last),
+        looks_like="last-constant-forgotten",
     ),
     fault(
         "first-layer-only",
@@ -497,13 +501,11 @@ FAULTS = (
         Patch(*CONSTANTS, first_owner),
     ),
     # -- tensors in another's place
-    Fault(
+    fault(
         "config-order",
         "Constants are stored in the order of the config and looked up in ascending order.",
-        ("FMT-2", "FMT-5"),
-        "load",
-        (Patch(*CONSTANTS, config_order),),
-        "loading",
+        "FMT-2",
+        Patch(*CONSTANTS, config_order),
     ),
     fault(
         "constants-in-text-order",

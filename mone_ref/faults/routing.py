@@ -44,7 +44,9 @@ def next_best(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Te
 
 def compact(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
     """Cut the router to the retained experts, and read what it chooses as logical ids."""
-    return _routes(logits[:, list(layer.substitution.retained)], layer, precision)
+    retained = list(layer.substitution.retained)
+    correction = None if layer.correction is None else layer.correction[retained]  # [R]
+    return _routes(logits[:, retained], replace(layer, correction=correction), precision)
 
 
 def bounded(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
@@ -74,8 +76,10 @@ def raw_logits(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[T
 
 
 def after_top_k(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Softmax over the chosen logits."""
-    _, ids = _routes(logits, layer, precision)
+    """Softmax over the chosen logits, where it should run over all."""
+    weights, ids = _routes(logits, layer, precision)
+    if layer.rule.scoring != "softmax":
+        return weights, ids
     shares = logits.gather(-1, ids).to(precision.router).softmax(dim=-1)  # [T, K]
     return routing.scale(shares, layer.rule), ids
 
@@ -111,11 +115,15 @@ def over_retained_experts(
 ) -> tuple[Tensor, Tensor]:
     """Pay retained routes with a softmax over the retained experts."""
     weights, ids = _routes(logits, layer, precision)  # [T, K]
+    if layer.rule.scoring != "softmax":
+        return weights, ids
     scores = _score(logits, layer.rule, precision.router)  # [T, E]
     share = scores[:, list(layer.substitution.retained)].sum(dim=-1, keepdim=True)  # [T, 1]
-    return torch.where(
-        is_one_of(ids, layer.substitution.substituted), weights, weights / share
-    ), ids
+    raw = routing.weigh(scores, ids)  # [T, K]
+    paid = torch.where(is_one_of(ids, layer.substitution.substituted), raw, raw / share)  # [T, K]
+    if layer.rule.normalise:
+        paid = routing.normalise(paid)
+    return routing.scale(paid, layer.rule), ids
 
 
 def constants_before_normalisation(
@@ -162,9 +170,8 @@ def nan_spreads(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[
 def after_top_k_where_normalised(
     logits: Tensor, layer: MoeLayer, precision: Precision
 ) -> tuple[Tensor, Tensor]:
-    """Softmax over the chosen logits where the rule normalises a softmax."""
-    right = layer.rule.normalise and layer.rule.scoring == "softmax"
-    return (after_top_k if right else _routes)(logits, layer, precision)
+    """Softmax over the chosen logits where the rule normalises."""
+    return (after_top_k if layer.rule.normalise else _routes)(logits, layer, precision)
 
 
 ROUTES = "mone_ref.moe", "routes"
@@ -203,7 +210,7 @@ FAULTS = (
     fault(
         "next-best-retained",
         "A substituted expert gives its slot to the next best retained one.",
-        ("SEM-1",),
+        ("SEM-2",),
         Patch(*ROUTES, next_best),
     ),
     fault(

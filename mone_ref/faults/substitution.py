@@ -120,9 +120,10 @@ def last_route_counts(
 
 
 def largest_id(weights: Tensor, ids: Tensor, values: Tensor, substituted: Sequence[int]) -> Tensor:
-    """Size a table by the largest id of the batch, which a batch of no token lacks."""
-    by_id = torch.zeros(int(ids.max()) + 1)
-    return _constant_sum(weights, ids, values, substituted[: len(by_id)])
+    """Look no further than the largest id of the batch, which a batch of no token lacks."""
+    largest = int(ids.max())
+    seen = [expert for expert in substituted if expert <= largest]
+    return _constant_sum(weights, ids, values, seen)
 
 
 def repeated_padding(total: Tensor, width: int) -> Tensor:

@@ -219,8 +219,8 @@ def engine_entry(engine: Engine, merged: Merged) -> EngineEntry:
     """Verdict, reason and identity of one engine."""
     failing = failing_cases(engine, merged)
     decisive = [case for case, level in failing.items() if level is Level.MUST]
-    shown = NAMED["beside others" if len(merged.engines) > 1 else "alone"]
-    broken = broken_clauses(engine, decisive or list(failing), merged, shown)
+    most = NAMED["beside others" if len(merged.engines) > 1 else "alone"]
+    broken = broken_clauses(engine, decisive or list(failing), merged, most)
     counted = Counter(Status(result["status"]) for result in engine.report.results)
     coverage = str(clause_table.coverage(engine.report.footer))
     return EngineEntry(
@@ -231,8 +231,8 @@ def engine_entry(engine: Engine, merged: Merged) -> EngineEntry:
         coverage=f"{coverage[0].upper()}{coverage[1:]}.",
         counts=tuple((LOOKS[status], counted[status]) for status in Status if counted[status]),
         results=counted.total(),
-        broken=tuple(broken[:shown]),
-        more_broken=len(broken[shown:]),
+        broken=tuple(broken[:most]),
+        more_broken=len(broken[most:]),
         advice=len(failing) - len(decisive),
         facts=tuple(facts(engine)),
     )
@@ -272,9 +272,9 @@ def failing_cases(engine: Engine, merged: Merged) -> dict[str, Level]:
 
 
 def broken_clauses(
-    engine: Engine, failing: Sequence[str], merged: Merged, shown: int
+    engine: Engine, failing: Sequence[str], merged: Merged, most: int
 ) -> list[Broken]:
-    """Clauses that failing cases cite, those with most cases first."""
+    """Clauses that failing cases cite, those with most cases first; ``most`` cases of each."""
     cited = {case.id: case.clauses for case in merged.cases}
     count = Counter(name for case in failing for name in cited[case])
     found = []
@@ -283,10 +283,10 @@ def broken_clauses(
         if cases:
             named = tuple(
                 (case, LOOKS[clause_table.status_of(engine, case) or Status.FAILED])
-                for case in cases[:shown]
+                for case in cases[:most]
             )
             heading = prose(text.first_sentence(clause.text))
-            found.append(Broken(clause, heading, named, len(cases[shown:])))
+            found.append(Broken(clause, heading, named, len(cases[most:])))
     return found
 
 
@@ -296,7 +296,10 @@ def facts(engine: Engine) -> Iterator[tuple[str, tuple[str, ...]]]:
     backend, suite = header["backend"], header["suite"]
     yield "device", (backend["device"],)
     yield "dtypes", tuple(computed(header))
-    yield "components", tuple(f"{name} {number}" for name, number in backend["components"].items())
+    yield (
+        "components",
+        tuple(f"{name} {version}" for name, version in backend["components"].items()),
+    )
     yield "knows the requests", tuple(backend["features"])
     yield "work-arounds", tuple(backend["workarounds"])
     if not header["error_map_reliable"]:
