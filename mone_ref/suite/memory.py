@@ -16,13 +16,13 @@ def fresh_memory_is_nan() -> Iterator[None]:
     What an engine never writes would otherwise hold what an earlier call left in the same
     place: zeros, or often the right numbers.
     """
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     filled = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # use_deterministic_algorithms() does the same and imports the compiler, for two seconds.
+    torch.set_deterministic_debug_mode("warn")
     deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     try:
         yield
     finally:
         deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(mode)
