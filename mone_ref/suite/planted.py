@@ -11,7 +11,7 @@ import hashlib
 import io
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mone_ref import config, validate
 from mone_ref.backend import (
     Backend,
     BackendInfo,
@@ -55,6 +56,24 @@ def watch(faults: Iterable[Fault]) -> Fault:
 def steps(fault: Fault) -> frozenset[str]:
     """The names of the steps that a fault replaces."""
     return frozenset(f"{patch.module}.{patch.name}" for patch in fault.patches)
+
+
+Start = Callable[[Path, str], object]
+"""The first part of a load, by the checkpoint and the dtype."""
+
+STARTS: tuple[Start, ...] = (
+    lambda checkpoint, _: config.read(checkpoint),
+    lambda checkpoint, dtype: validate.check(checkpoint, dtype),
+)
+"""The config is read; all is checked, that included. Both give a value and change nothing."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a start gave, as a digest, and how often it called each watched step."""
+
+    found: bytes
+    calls: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,16 @@ class Planted(Backend):
     def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
         with self.planted():
             return self.inner.load(checkpoint, options)
+
+    def start(self, start: Start, checkpoint: Path, dtype: str) -> Started:
+        """Begin a load, with the fault."""
+        before = Counter(self.calls)
+        with self.planted():
+            try:
+                found: object = start(checkpoint, dtype)
+            except Exception as error:
+                found = type(error), vars(error)
+        return Started(digest(found), self.calls - before)
 
     def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
         """As the inner backend, with the fault."""

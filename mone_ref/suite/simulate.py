@@ -24,7 +24,7 @@ from mone_ref.suite.edits import Edit, edited
 from mone_ref.suite.golden import Golden
 from mone_ref.suite.judge import Parts
 from mone_ref.suite.outcomes import Result
-from mone_ref.suite.planted import Planted, Watched, steps, watch
+from mone_ref.suite.planted import STARTS, Planted, Started, Watched, steps, watch
 from mone_ref.suite.runner import Harness
 
 
@@ -109,7 +109,8 @@ class HonestBench(Bench):
         super().__init__(backend, backend.describe(), root, options)
         self.backend = backend
         self.watched = steps(backend.fault)
-        self._called: dict[tuple[str, ...], frozenset[str]] = {}
+        self._calls: dict[tuple[str, ...], Counter[str]] = {}
+        self._starts: dict[tuple[str, ...], list[Started]] = {}
         self._layers: dict[str, Mapping[int, LayerSubstitution]] = {}
         self._copies: dict[tuple[str, ...], Path] = {}
         self._handed: dict[str, list[dict[str, Tensor]]] = {}
@@ -126,15 +127,25 @@ class HonestBench(Bench):
         before = Counter(self.backend.calls)
         attempt = super().attempt(fixture, dtype, edits, features)
         key = attempt_key(fixture, dtype, edits, features)
-        self._called.setdefault(key, frozenset(self.backend.calls - before))
+        self._calls.setdefault(key, self.backend.calls - before)
         return attempt
 
-    def called(
+    def calls(
         self, fixture: str, dtype: str, edits: Sequence[Edit], features: frozenset[str]
-    ) -> frozenset[str]:
-        """The watched steps that an attempt calls."""
+    ) -> Counter[str]:
+        """How often an attempt calls each watched step."""
         self.attempt(fixture, dtype, edits, features)
-        return self._called[attempt_key(fixture, dtype, edits, features)]
+        return self._calls[attempt_key(fixture, dtype, edits, features)]
+
+    def starts(self, fixture: str, dtype: str, edits: Sequence[Edit]) -> list[Started]:
+        """What each of ``STARTS`` gives, and calls."""
+        key = attempt_key(fixture, dtype, edits, frozenset())
+        if key not in self._starts:
+            with self.copy(fixture, edits) as directory:
+                self._starts[key] = [
+                    self.backend.start(start, directory, dtype) for start in STARTS
+                ]
+        return self._starts[key]
 
     def layers(self, fixture: str) -> Mapping[int, LayerSubstitution]:
         """As the base class, read once."""
@@ -179,6 +190,7 @@ class WrongBench(Bench):
     def __init__(self, backend: Planted, honest: HonestHarness) -> None:
         super().__init__(backend, honest.bench.info, honest.root, honest.bench.options)
         self.honest = honest.bench
+        self.backend = backend
         self.steps = steps(backend.fault)
 
     def attempt(
@@ -188,13 +200,32 @@ class WrongBench(Bench):
         edits: Sequence[Edit] = (),
         features: frozenset[str] = frozenset(),
     ) -> Attempt:
-        """The honest attempt, when it calls no step that the fault replaces: up to the first
-        such call both are the same program on the same input."""
-        if self.steps <= self.honest.watched:
-            called = self.honest.called(fixture, dtype, edits, features)
-            if not self.steps & called:
-                return self.honest.attempt(fixture, dtype, edits, features)
+        """The honest attempt where the fault changes nothing, else as the base class."""
+        key = attempt_key(fixture, dtype, edits, features)
+        if key not in self._attempts and self._alike(fixture, dtype, edits, features):
+            self._attempts[key] = self.honest.attempt(fixture, dtype, edits, features)
         return super().attempt(fixture, dtype, edits, features)
+
+    def _alike(
+        self, fixture: str, dtype: str, edits: Sequence[Edit], features: frozenset[str]
+    ) -> bool:
+        """Whether no replaced step is called, or none that changes anything."""
+        if not self.steps <= self.honest.watched:
+            return False
+        calls = self.honest.calls(fixture, dtype, edits, features)
+        reached = {step: calls[step] for step in self.steps if calls[step]}
+        return not reached or self._starts_alike(fixture, dtype, edits, reached)
+
+    def _starts_alike(
+        self, fixture: str, dtype: str, edits: Sequence[Edit], reached: Mapping[str, int]
+    ) -> bool:
+        """Whether all calls of replaced steps fall into one start of the load, and that gives
+        the same with the fault: what follows is then the same program on the same input."""
+        for start, honest in zip(STARTS, self.honest.starts(fixture, dtype, edits), strict=True):
+            if all(honest.calls[step] == count for step, count in reached.items()):
+                with self.copy(fixture, edits) as directory:
+                    return self.backend.start(start, directory, dtype).found == honest.found
+        return False
 
     def golden(self, fixture: str) -> Golden:
         """That of the honest bench."""
