@@ -368,7 +368,9 @@ def test_named_clauses_are_printed_in_full_and_in_the_order_named() -> None:
     assert "Loading fails when a substituted expert of a built layer has no constant." in printed
     assert printed.index("Rationale: There is") < printed.index("load/missing-constant: ")
     assert printed.index("LOAD-7  MUST") < printed.index("PAR-2  MUST")
-    assert printed.endswith("No case (not-yet: Cases of pipeline parallelism need two stages.)\n")
+    assert "No case (not-yet: Cases of pipeline parallelism need two stages.)\n" in printed
+    assert printed.endswith("No planted fault breaks it\n")
+    assert "fault missing-constant-is-zero: A missing constant is read as zero.\n" in printed
 
 
 def test_a_clause_is_printed_with_its_examples() -> None:
@@ -382,6 +384,7 @@ def test_clauses_as_json() -> None:
     assert (entry["id"], entry["level"], entry["visibility"]) == ("LOAD-7", "MUST", "observable")
     assert "load/missing-constant" in entry["cases"]
     assert entry["not_judged"] is None
+    assert "missing-constant-is-zero" in entry["faults"]
     assert len(json.loads(run("--json").stdout)) == len(CLAUSES)
 
 

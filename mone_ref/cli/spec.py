@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mone_ref.errors import show
+from mone_ref.faults import FAULTS, Fault
 from mone_ref.suite import cases, data, spec
 from mone_ref.suite.spec import Clause
 
@@ -20,11 +21,12 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Entry:
-    """A clause, the cases that cite it, or why there is none."""
+    """A clause, the cases that cite it, or why there is none, and the faults that break it."""
 
     clause: Clause
     cited_by: tuple[cases.Case, ...]
     not_judged: str | None
+    broken_by: tuple[Fault, ...]
 
 
 def register(parent: typer.Typer) -> None:
@@ -97,6 +99,7 @@ def _entries(root: Path) -> list[Entry]:
             clause,
             tuple(case for case in loaded if clause.id in case.clauses),
             reasons.get(clause.id),
+            tuple(fault for fault in FAULTS.values() if clause.id in fault.clauses),
         )
         for clause in spec.load(root)
     ]
@@ -135,6 +138,11 @@ def _full(entry: Entry) -> Iterator[str]:
         yield f"No case ({entry.not_judged})"
     for case in entry.cited_by:
         yield f"{case.id}: {case.statement}"
+    yield ""
+    if not entry.broken_by:
+        yield "No planted fault breaks it"
+    for fault in entry.broken_by:
+        yield f"fault {fault.id}: {fault.sentence}"
 
 
 def _as_dict(entry: Entry) -> dict[str, object]:
@@ -150,4 +158,5 @@ def _as_dict(entry: Entry) -> dict[str, object]:
         "line": clause.line,
         "cases": [case.id for case in entry.cited_by],
         "not_judged": entry.not_judged,
+        "faults": [fault.id for fault in entry.broken_by],
     }
