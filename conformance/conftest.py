@@ -15,6 +15,7 @@ import pytest
 
 from mone_ref import backends
 from mone_ref.backends import BackendError
+from mone_ref.backends.exact import ExactBackend
 from mone_ref.suite import data, options, smoke
 from mone_ref.suite.cases import Case
 from mone_ref.suite.run import Run, Settings
@@ -43,7 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("one verdict needs one process: run without -n")
     try:
         settings = read_settings(config)
-        config.stash[RUN] = Run(settings, backends.chosen(settings), data.root())
+        engine = backends.chosen(settings)
+        config.stash[RUN] = Run(settings, engine, data.root(), ExactBackend())
     except (BackendError, OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -95,6 +97,7 @@ def read_settings(config: pytest.Config) -> Settings:
         case_limit=config.getoption("case_limit"),
         isolate=config.getoption("isolate"),
         backend_cmd=command,
+        diagnosis=config.getoption("diagnosis"),
         command=tuple(sys.argv[1:]),
     )
 

@@ -26,6 +26,7 @@ ROOT = TESTS.parent
 def conform(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``mone-ref conform`` in a directory that has the fakes in its path."""
     command = [sys.executable, "-c", "from mone_ref.cli import main; main()", "conform"]
+    command.append("--no-diagnosis")  # test_diagnosis.py has it; here it would only take time
     paths = os.pathsep.join((str(ROOT), str(TESTS)))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.run(

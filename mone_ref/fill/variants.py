@@ -44,11 +44,13 @@ RUNS = 8
 
 @dataclass(frozen=True)
 class Variant:
-    """One low-precision run."""
+    """One low-precision run. ``hidden`` is the order of its hidden columns, ``[H]``; None as
+    stored."""
 
     compute_type: str
     name: str
     model: Model
+    hidden: Tensor | None = None
 
 
 def variants(checkpoint: Path, compute_type: str) -> Iterator[Variant]:
@@ -59,8 +61,14 @@ def variants(checkpoint: Path, compute_type: str) -> Iterator[Variant]:
     for name, cast_point in cast_points.items():
         yield Variant(compute_type, name, Model(base.config, base.weights, cast_point))
     for seed in range(1, RUNS - len(cast_points) + 1):
-        weights = permuted(base, seed)
-        yield Variant(compute_type, f"permuted-{seed}", Model(base.config, weights, plain))
+        model = Model(base.config, permuted(base, seed), plain)
+        yield Variant(compute_type, f"permuted-{seed}", model, hidden_order(base, seed))
+
+
+def hidden_order(model: Model, seed: int) -> Tensor:
+    """The order of hidden columns in ``permuted``, ``[H]``: its first draw."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(model.config.model.hidden_size, generator=generator)
 
 
 def permuted(model: Model, seed: int) -> Decoder:

@@ -15,7 +15,7 @@ from mone_ref.suite.compare import form_flaw
 from mone_ref.suite.guard import Failure, Guard
 from mone_ref.suite.memory import fresh_memory_is_nan
 
-METHODS = ("update", "reload", "expert_rows")
+METHODS = ("update", "reload", "expert_rows", "trace")
 Prompts = Sequence[Sequence[int]]
 Answers = tuple[Scores, ...]
 
@@ -131,6 +131,15 @@ class Engine:
         if isinstance(backwards, Failure):
             return backwards
         return {"alone": tuple(alone), "together": together, "reversed": backwards[::-1]}
+
+    def traces(self, session: Session, prompts: Prompts) -> Sequence[Mapping[str, Tensor]]:
+        """What a session records of each prompt; nothing when it fails to."""
+
+        def record() -> list[dict[str, Tensor]]:
+            return session.trace([list(prompt) for prompt in prompts])
+
+        traces = self.guard.call(Phase.RUN, record)
+        return () if isinstance(traces, Failure) else traces
 
     def rows(self, session: Session) -> Mapping[int, int] | Failure | None:
         """Allocated expert rows per layer, where the engine can tell."""

@@ -120,6 +120,21 @@ class Bench:
         ):
             yield opened
 
+    def traces(
+        self, fixture: str, dtype: str, edits: Sequence[Edit] = ()
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """What the engine records of each prompt; nothing where it cannot, or fails to."""
+        if "trace" not in self.attempt(fixture, dtype, edits).abilities:
+            return ()
+        options = self._load_options((fixture,), dtype, frozenset())
+        with (
+            self.copy(fixture, edits) as directory,
+            self.engine.open(directory, options) as opened,
+        ):
+            if isinstance(opened.session, Failure):
+                return ()
+            return self.engine.traces(opened.session, self.golden(fixture).ids)
+
     def _load_options(
         self, fixtures: Sequence[str], dtype: str, features: frozenset[str]
     ) -> LoadOptions:

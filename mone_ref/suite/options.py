@@ -60,6 +60,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--report": {"metavar": "FILE", "help": "write the report, as JSON lines"},
     "--markdown": {"metavar": "FILE", "help": "write a summary for a CI job"},
+    "--no-diagnosis": {
+        "action": "store_false",
+        "dest": "diagnosis",
+        "help": "do not look for the known mistake behind each undeclared failure",
+    },
     "--call-limit": {
         "metavar": "SECONDS",
         "type": float,

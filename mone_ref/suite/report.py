@@ -23,6 +23,7 @@ from mone_ref.errors import show
 from mone_ref.fill import pins
 from mone_ref.suite import spec
 from mone_ref.suite.cases import Case
+from mone_ref.suite.diagnosis import Diagnosis
 from mone_ref.suite.outcomes import Result
 from mone_ref.suite.verdict import Verdict, counts
 
@@ -84,10 +85,13 @@ def start(case: str, dtype: str) -> dict[str, Any]:
     return {"kind": "start", "case": case, "dtype": dtype}
 
 
-def result(case: Case, level: str, found: Result, status: str) -> dict[str, Any]:
+def result(
+    case: Case, level: str, found: Result, status: str, diagnosis: Diagnosis | None = None
+) -> dict[str, Any]:
     """Written after it. ``status`` is what the outcome means for this run."""
     line = {"kind": "result", "level": level, "clauses": list(case.clauses), "status": status}
-    return line | found.as_dict()
+    told = diagnosis.as_dict() if diagnosis else None
+    return line | found.as_dict() | {"diagnosis": told}
 
 
 def footer(

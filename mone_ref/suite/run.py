@@ -27,11 +27,14 @@ from mone_ref.suite import (
 from mone_ref.suite.bench import Options
 from mone_ref.suite.capture import chain
 from mone_ref.suite.cases import Case, Kind
+from mone_ref.suite.diagnosis import Diagnosis, Diagnostician
 from mone_ref.suite.errormap import ErrorMap
 from mone_ref.suite.expectations import Agreement, Deviation
+from mone_ref.suite.mistakes import Mistakes
 from mone_ref.suite.options import OptionError
 from mone_ref.suite.outcomes import Outcome, Result
 from mone_ref.suite.runner import Harness
+from mone_ref.suite.simulate import Simulator
 from mone_ref.suite.spec import Level
 from mone_ref.suite.verdict import Verdict
 
@@ -62,6 +65,7 @@ class Settings:
     case_limit: float = 1800.0
     isolate: bool = False
     backend_cmd: str = ""
+    diagnosis: bool = True
     command: tuple[str, ...] = ()
 
     def chosen_by(self) -> list[str]:
@@ -85,6 +89,8 @@ class Settings:
 class Run:
     """A run of one engine. ``results`` grow as cases are judged.
 
+    ``oracle`` is the reference in exact arithmetic, which failures are compared with;
+    without one none is diagnosed.
     Raises a ``ValueError`` that says what to mend when a file, an option or the
     engine's description of itself cannot be used.
     """
@@ -92,6 +98,7 @@ class Run:
     settings: Settings
     backend: Backend
     root: Path
+    oracle: Backend | None = None
     results: list[Result] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -115,6 +122,7 @@ class Run:
         for deviation in self.deviations or ():
             deviation.applies(self.info)  # a condition that cannot be decided is told now
         self.harness = Harness(self.backend, self.info, self.root, self._options())
+        self.mistakes = self._diagnose_with(self.oracle) if self.oracle else None
         self.began = time.monotonic()
         self._writer: report.Writer | None = None
 
@@ -154,6 +162,13 @@ class Run:
             fixtures=self.settings.fixtures,
         )
 
+    def _diagnose_with(self, oracle: Backend) -> Mistakes | None:
+        if not self.settings.diagnosis:
+            return None
+        here = Options(fixtures=self.settings.fixtures)
+        simulator = Simulator(self.root, oracle, options=here)
+        return Mistakes(Diagnostician(simulator), self.harness.bench)
+
     def pairs(self, kinds: Collection[Kind]) -> list[tuple[Case, str]]:
         """Planned cases of some kinds, each with a dtype."""
         return [(case, dtype) for case, dtype in self.planned if case.kind in kinds]
@@ -162,10 +177,19 @@ class Run:
         """Run one case and record it."""
         writer = self._report()
         writer.write(report.start(case.id, dtype))
-        result = self.harness.run(case, dtype)
+        result, judgement = self.harness.judge(case, dtype)
         self.results.append(result)
-        writer.write(report.result(case, self.levels[case.id], result, self.status(result)))
+        status = self.status(result)
+        if self.mistakes:
+            failed = status in FAILING.values() and result.outcome.failed
+            self.mistakes.see(case, result, judgement, failed)
+        found = self.diagnosis(result)
+        writer.write(report.result(case, self.levels[case.id], result, status, found))
         return result
+
+    def diagnosis(self, result: Result) -> Diagnosis | None:
+        """What explains an undeclared failure, where it was looked for."""
+        return self.mistakes.of(result) if self.mistakes else None
 
     def _report(self) -> report.Writer:
         """The report, with its header, from the first case on."""
@@ -220,7 +244,9 @@ class Run:
         """The text about a case that is not ok."""
         case = next(case for case in self.cases if case.id == result.case)
         clauses = {clause.id: clause for clause in self.clauses}
-        told = text.failure(case, result, clauses, self.settings.chosen_by())
+        told = text.failure(
+            case, result, clauses, self.settings.chosen_by(), self.diagnosis(result)
+        )
         problem = self.problem(result)
         return f"not as declared: {problem}\n{told}" if problem else told
 
@@ -274,6 +300,9 @@ class Run:
         )
         if self.settings.fixtures:
             lines.append(f"fixtures     {own_told(self.settings.fixtures, self.results)}")
+        if self.mistakes:
+            lines += self.mistakes.lines()
+            self.mistakes.close()
         problems = agreement.problems if agreement else {}
         named = {f"{case} {dtype}": problem for (case, dtype), problem in problems.items()}
         seconds = time.monotonic() - self.began

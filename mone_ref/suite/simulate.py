@@ -57,6 +57,16 @@ class Simulator:
         self._wrong: dict[Fault, WrongHarness] = {}
         self._runs: dict[tuple[str, str], Simulated] = {}
 
+    @property
+    def fixtures(self) -> Path:
+        """Where the checkpoints lie."""
+        return self._honest.bench.fixtures
+
+    def copy(self, fixture: str, edits: Sequence[Edit] = ()) -> Path:
+        """A checkpoint after some edits; it stays until ``close``."""
+        with self._honest.bench.copy(fixture, edits) as directory:
+            return directory
+
     def run(self, case: Case, dtype: str, fault: Fault | None = None) -> Simulated:
         """Judge one case at one dtype. Raises ``CaseError`` when the case is broken."""
         if fault is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from mone_ref.backend import BackendInfo
 from mone_ref.suite.cases import Case
 from mone_ref.suite.compare import MULTIPLIER, Numbers
+from mone_ref.suite.diagnosis import Diagnosis
 from mone_ref.suite.expectations import Agreement, Deviation
 from mone_ref.suite.outcomes import UNDECIDED, Outcome, Result
 from mone_ref.suite.spec import Clause
@@ -22,7 +23,11 @@ EXCERPT = 24
 
 
 def failure(
-    case: Case, result: Result, clauses: Mapping[str, Clause], command: Sequence[str]
+    case: Case,
+    result: Result,
+    clauses: Mapping[str, Clause],
+    command: Sequence[str],
+    diagnosis: Diagnosis | None = None,
 ) -> str:
     """Everything about one case that is not ok, ending with the command that repeats it."""
     lines = [f"{case.id} at {result.dtype}: {result.outcome}", f"  {case.statement}"]
@@ -33,6 +38,8 @@ def failure(
     lines += [f"  expected   {result.expected}", f"  found      {result.found}"]
     if result.numbers:
         lines += numbers(result.numbers)
+    if diagnosis:
+        lines.append(f"  diagnosis  {diagnosis}")
     lines.append(f"  why        {case.why}")
     if result.evidence:
         lines += ["  evidence"] + [f"    | {line}" for line in excerpt(result.evidence)]

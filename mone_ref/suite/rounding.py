@@ -1,0 +1,144 @@
+"""What honest rounding does to an engine that has a fault, beyond the budgets of the golden.
+
+Prompts are certified for right engines only. A wrong one carries other activations: they may
+round more, and a token whose routing was decided may come to stand between two experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from mone_ref import loading, routing
+from mone_ref.backend import Scores
+from mone_ref.faults import Fault, planted
+from mone_ref.fill import golden
+from mone_ref.fill.exact import exact
+from mone_ref.fill.variants import STORAGE, UNIT_ROUNDOFF, variants
+from mone_ref.loading import Model
+from mone_ref.suite import distance
+from mone_ref.suite.attempt import Answers
+from mone_ref.suite.distance import Distance, Yardstick
+from mone_ref.suite.golden import Budget
+
+MOST_FLIPS = 3
+"""Routes that may flip in one answer; with more, nothing would be explained any more."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One token of a prompt takes its (k+1)-th expert instead of its k-th, in one layer."""
+
+    prompt: int
+    token: int
+    layer: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine that may explain an answer: a checkpoint, loaded in a dtype with a fault."""
+
+    directory: Path
+    prompts: Sequence[Sequence[int]]
+    compute: str
+    fault: Fault | None
+
+    @contextmanager
+    def loaded(self) -> Iterator[Model]:
+        """Its model, with the fault in force."""
+        with planted(self.fault) if self.fault else nullcontext():
+            yield loading.load(self.directory, STORAGE[self.compute])
+
+
+def own_budgets(candidate: Candidate) -> list[Budget]:
+    """The budgets of each prompt that the number rule gives for this engine itself."""
+    budgets = []
+    with candidate.loaded() as model:
+        oracle = exact(model)
+        runs = list(variants(candidate.directory, candidate.compute))
+        for prompt in candidate.prompts:
+            seen = torch.stack([run.model.score([prompt])[0] for run in runs])  # [R, T, V]
+            logits, truth = oracle.logits(prompt), oracle.score([prompt])[0]  # [T, V]
+            token, top = golden.budget(logits, truth, seen, UNIT_ROUNDOFF[candidate.compute])
+            budgets.append(Budget(token, float(top)))
+    return budgets
+
+
+def flips_that_explain(
+    candidate: Candidate, found: Mapping[str, Answers], yardstick: Yardstick, limit: float
+) -> tuple[Distance, list[Flip]] | None:
+    """Flips after which the candidate answers within the limit; None where none do.
+
+    Attention is causal: the first token that is off has flipped itself, in some layer.
+    """
+    with candidate.loaded() as model:
+        oracle = exact(model)
+        answers = oracle.score(candidate.prompts)  # each [T, V]
+        flips: list[Flip] = []
+        now = measure(found, answers, yardstick)
+        while now.ratio > limit:
+            place = now.beyond(limit)
+            if place is None or len(flips) == MOST_FLIPS:
+                return None
+            tried = [
+                (flip, replaced(answers, flip.prompt, score(oracle, candidate, [*flips, flip])))
+                for flip in (Flip(*place, layer) for layer in oracle.weights.moe_layers)
+            ]
+            measured = [(measure(found, new, yardstick), flip, new) for flip, new in tried]
+            now, flip, answers = min(
+                measured, key=lambda one: float(one[0].tokens[place[0]][place[1]])
+            )
+            flips.append(flip)
+            if now.beyond(limit) == place:
+                return None
+    return now, flips
+
+
+def at(away: Distance, place: tuple[int, int]) -> float:
+    """Distance of one token of a prompt."""
+    prompt, token = place
+    return float(away.tokens[prompt][token])
+
+
+def measure(found: Mapping[str, Answers], answers: list[Tensor], yardstick: Yardstick) -> Distance:
+    """Distance of answers in every order from one answer ``[T, V]`` per prompt."""
+    same = tuple(Scores(logprobs) for logprobs in answers)
+    return distance.of_answers(found, dict.fromkeys(found, same), yardstick)
+
+
+def replaced(answers: list[Tensor], index: int, answer: Tensor) -> list[Tensor]:
+    """A list with one entry replaced."""
+    return [*answers[:index], answer, *answers[index + 1 :]]
+
+
+def score(model: Model, candidate: Candidate, flips: Sequence[Flip]) -> Tensor:
+    """Log-probabilities ``[T, V]`` of the prompt of the last flip, all its flips in force."""
+    prompt = flips[-1].prompt
+    here = [flip for flip in flips if flip.prompt == prompt]
+    with flipped(model, here):
+        return model.score([candidate.prompts[prompt]])[0]
+
+
+@contextmanager
+def flipped(model: Model, flips: Sequence[Flip]) -> Iterator[None]:
+    """Swap the last chosen and the first rejected expert of some tokens, for one prompt."""
+    select, layers = routing.select, iter(model.weights.moe_layers)
+    experts = model.config.model.num_experts
+
+    def swapped(preferred: Tensor, count: int) -> Tensor:
+        if preferred.shape[-1] != experts:  # a choice among groups
+            return select(preferred, count)
+        layer = next(layers)
+        ids = select(preferred, min(count + 1, experts)).clone()  # [T, K+1]
+        for token in [flip.token for flip in flips if flip.layer == layer]:
+            ids[token, count - 1] = ids[token, -1]
+        return ids[:, :count]
+
+    with mock.patch.object(routing, "select", swapped):
+        yield
