@@ -213,7 +213,9 @@ def test_filters_work_and_a_link_shows_what_they_hide(browser, html):
     browser.find_element(By.ID, "cases-must").click()
     groups = [node.get_attribute("id") for node in visible(browser, "section.group")]
     assert groups == ["must"]
+    assert visible(browser, "tr.group")
     browser.find_element(By.CSS_SELECTOR, 'nav a[href="#advice"]').click()
+    assert browser.find_element(By.ID, "advice").is_displayed()
     assert not browser.find_element(By.ID, "ok").is_displayed()
     browser.get(f"{html.as_uri()}#case-{BROKEN_SHOULD}")
     assert browser.find_element(By.ID, f"case-{BROKEN_SHOULD}").is_displayed()

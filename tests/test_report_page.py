@@ -217,6 +217,11 @@ def test_cases_stand_under_their_weight_the_gravest_first(broken):
     assert groups == ["must", "advice", "open", "ok"]
 
 
+@pytest.mark.parametrize("group", page.GROUPS)
+def test_every_group_has_a_rule_that_shows_it_alone(broken, group):
+    assert f"main:has(#cases-{group}:checked) section.group:not(.{group}):not(" in broken
+
+
 def test_a_result_better_than_declared_stands_apart(tmp_path):
     dom = Dom(render(write(tmp_path / "a.jsonl", changes={BROKEN_MUST: {"status": "failed"}})))
     assert BROKEN_MUST in dom.one("section", class_="stale")
@@ -483,6 +488,7 @@ def test_reports_that_do_not_fit_are_refused(tmp_path):
             "0" * 64,
             "judged by another suite: version '0.1.0', sha256 0000",
         ),
+        (f'"{BROKEN_MUST}"', '"fixtures/mine"', "about fixtures of your own"),
         (f'"{BROKEN_MUST}"', '"outputs/\\u001b"', r"case 'outputs/\x1b' is not in the suite"),
         (BROKEN_MUST, BROKEN_SHOULD, f"two results of '{BROKEN_SHOULD}' at 'float32'"),
         ('"engine"', "\udcff", "line 1: 'utf-8' codec can't decode byte 0xff"),

@@ -329,16 +329,17 @@ def converted_expert(fields: Fields, where: str, key: str, num_experts: int | No
 # -- what the model can be
 
 
-def refusal(found: str, expected: str) -> Rejected:
+def refusal(code: Code, found: str, expected: str) -> Rejected:
     """One error at the root of the config."""
-    return Rejected([Problem(Code.NOT_A_MAPPING, Phase.PARSE, ROOT, found, expected)])
+    return Rejected([Problem(code, Phase.PARSE, ROOT, found, expected)])
 
 
 def all_layers_listed(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
     """Refuse a declaration that leaves out a MoE layer."""
     bound = _bind(model, listed, named)
     if bound.layers and list(bound.layers) != model.moe_layers:
-        raise refusal(f"layers {list(bound.layers)}", f"layers {model.moe_layers}")
+        found, expected = f"layers {list(bound.layers)}", f"layers {model.moe_layers}"
+        raise refusal(Code.LAYER_NOT_MOE, found, expected)
     return bound
 
 
@@ -347,7 +348,8 @@ def top_k_retained(model: ModelConfig, listed: Listed, named: Named) -> Substitu
     bound = _bind(model, listed, named)
     for layer in bound.layers.values():
         if len(layer.retained) < model.top_k:
-            raise refusal(f"{len(layer.retained)} experts", f"at least top-k = {model.top_k}")
+            found, expected = f"{len(layer.retained)} experts", f"at least top-k = {model.top_k}"
+            raise refusal(Code.ALL_SUBSTITUTED, found, expected)
     return bound
 
 
@@ -355,7 +357,8 @@ def one_owner(model: ModelConfig, listed: Listed, named: Named) -> Substitution:
     """Refuse one name for the constants of several experts."""
     names = [name for layer in named.values() for name in layer.values()]
     if len(set(names)) < len(names):
-        raise refusal("a constant of several experts", "one constant for each")
+        found, expected = "a constant of several experts", "one constant for each"
+        raise refusal(Code.CONSTANT_NAME, found, expected)
     return _bind(model, listed, named)
 
 
@@ -641,14 +644,14 @@ FAULTS = (
     ),
     fault(
         "target-by-first-integer",
-        "The layer of a target is the first integer in its path.",
+        "The layer of a target is the first integer in its path, whatever else the path says.",
         "FMT-11",
         Patch(*INDEX, first_integer),
         TARGET_TEXT,
     ),
     fault(
         "target-by-last-integer",
-        "The layer of a target is the last integer in its path.",
+        "The layer of a target is the last integer in its path, whatever else the path says.",
         "FMT-11",
         Patch(*INDEX, last_integer),
         TARGET_TEXT,

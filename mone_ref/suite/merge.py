@@ -10,7 +10,7 @@ from typing import Any
 
 from mone_ref.errors import show
 from mone_ref.suite import cases as case_files
-from mone_ref.suite import options, report, spec
+from mone_ref.suite import options, own_fixtures, report, spec
 from mone_ref.suite.cases import Case
 from mone_ref.suite.report import Report, ReportError
 from mone_ref.suite.spec import Clause
@@ -73,9 +73,9 @@ class Merged:
 def merge(paths: Sequence[Path], root: Path) -> Merged:
     """Read reports that were made with the suite at ``root``. Raises ``ReportError``.
 
-    Refused, with the file's name: a report that is incomplete, of another suite, of a
-    case that this suite does not have, over other cases than the first report, or of an
-    engine that another report is already about.
+    Refused, with the file's name: a report that is incomplete, of another suite, of one's
+    own fixtures, of a case that this suite does not have, over other cases than the first
+    report, or of an engine that another report is already about.
     """
     engines = [read(path) for path in paths]
     suite = {case.id: case for case in case_files.load(root)}
@@ -120,6 +120,8 @@ def chosen_by(command: Sequence[str]) -> tuple[str, ...]:
 
 def check_suite(engine: Engine, root: Path) -> None:
     """The texts beside a result must be those of the suite that judged."""
+    if any(case.startswith(f"{own_fixtures.PREFIX}/") for case in cases_of(engine)):
+        raise ReportError("about fixtures of your own, which are no part of the suite")
     judged, installed = engine.report.header["suite"]["sha256"], report.suite_hash(root)
     if judged != installed:
         version = show(engine.report.header["suite"]["version"])

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mone_ref import config
-from mone_ref.backend import Backend, capable
+from mone_ref.backend import Backend, Scores, capable
 from mone_ref.errors import Phase
 from mone_ref.suite import adapter_mistakes, errormap, optional_methods
 from mone_ref.suite.attempt import Attempt
@@ -22,6 +22,7 @@ from mone_ref.suite.cases import PLAIN
 from mone_ref.suite.compare import compare, form_flaw, value_flaw
 from mone_ref.suite.edits import Edit
 from mone_ref.suite.errormap import group
+from mone_ref.suite.golden import GoldenPrompt
 from mone_ref.suite.guard import Failed, Failure
 from mone_ref.suite.options import OptionError
 from mone_ref.suite.outcomes import Outcome
@@ -142,10 +143,7 @@ def answered(
     golden, compute = bench.golden(fixture), bench.info.compute[dtype]
     answers = attempt.answers["alone"]
     for index, (scores, prompt) in enumerate(zip(answers, golden.prompts, strict=True)):
-        expected = prompt.logprobs[: len(scores.logprobs)] if scores.logprobs.ndim else None
-        flaw = form_flaw(scores, len(prompt.ids))
-        if not flaw and scores.ids is None and expected is not None:
-            flaw = value_flaw(scores.logprobs, expected)
+        flaw = flaw_of(scores, prompt)
         if flaw:
             mend = adapter_mistakes.of_form(scores, prompt)
             mends = (mend or "score() returns finite log-probabilities, [T, V] for every prompt",)
@@ -163,6 +161,14 @@ def answered(
         found = f"{worst.flaw}; the likeliest id agrees for {agreeing:.0%} of a prompt's tokens"
         return found, ("probably the adapter: look at ids, rows and columns that it hands over",)
     return f"{worst.flaw} ({LATER})", ()
+
+
+def flaw_of(scores: Scores, prompt: GoldenPrompt) -> str:
+    """What makes an answer no answer, before any number is held to a budget."""
+    flaw = form_flaw(scores, len(prompt.ids))
+    if flaw or scores.ids is not None:
+        return flaw
+    return value_flaw(scores.logprobs, prompt.logprobs[: len(scores.logprobs)])
 
 
 def ordered(
