@@ -227,6 +227,35 @@ def test_a_change_that_nobody_declared_turns_their_ci_red(stranger):
     assert "format/id-negative float32: wrong-group, which is not declared" in done.stdout
 
 
+LOG_SOFTMAX = """
+        logits -= logits.max(-1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+"""
+
+
+@pytest.mark.usefixtures("ci")
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("engine.py", LOG_SOFTMAX, "\n        return logits\n"),
+        ("error_map.toml", "CHECKPOINT = ['BadCheckpoint: files: ']\n", ""),
+    ],
+)
+def test_the_page_shows_what_is_told_about_a_slip(stranger, file, right, wrong):
+    path = stranger.directory / "toy_engine" / file
+    text = path.read_text()
+    assert right in text
+    path.write_text(text.replace(right, wrong))
+    try:
+        done = stranger.run("mone-ref conform --backend=toy --smoke", PYTHONPATH=".")
+    finally:
+        path.write_text(text)
+    assert done.returncode == 1
+    page = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```console\n(FAIL .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert [block in done.stdout for block in blocks].count(True) == 1
+
+
 def test_their_engine_shares_no_code_with_the_oracle():
     for path in (REPOSITORY / "toy_engine").glob("*.py"):
         if path.name != "adapter.py":
