@@ -18,17 +18,17 @@ def route(
     rule: RouterRule,
     top_k: int,
     dtype: torch.dtype,
-    bias: Tensor | None = None,
+    correction: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Route each token by its family's rule (SEM-1, SEM-2).
 
     ``router_logits`` ``[T, E]`` over all logical experts, ``dtype`` in which scores are
-    formed, ``bias`` ``[E]`` the correction that chooses and does not pay. Returns weights
-    ``[T, K]`` in ``dtype`` and logical ids ``[T, K]`` int64, the preferred one first. A row
+    formed, ``correction`` ``[E]`` what chooses beside the scores and does not pay. Returns
+    weights ``[T, K]`` in ``dtype`` and logical ids ``[T, K]`` int64, the preferred one first. A row
     with a NaN logit keeps distinct ids and NaN weights; no other row sees it.
     """
     scores = score(router_logits, rule, dtype)  # [T, E]
-    ids = select(preference(scores, rule, bias), top_k)  # [T, K]
+    ids = select(preference(scores, rule, correction), top_k)  # [T, K]
     weights = weigh(scores, ids)  # [T, K]
     if rule.normalise:
         weights = normalise(weights)  # [T, K]
@@ -45,15 +45,15 @@ def score(router_logits: Tensor, rule: RouterRule, dtype: torch.dtype) -> Tensor
     raise ValueError(f"unknown scoring {rule.scoring!r}")
 
 
-def preference(scores: Tensor, rule: RouterRule, bias: Tensor | None) -> Tensor:
+def preference(scores: Tensor, rule: RouterRule, correction: Tensor | None) -> Tensor:
     """What experts are chosen by, ``[T, E]``: scores, corrected, and limited to groups."""
-    preferred = corrected(scores, bias)  # [T, E]
+    preferred = corrected(scores, correction)  # [T, E]
     return preferred if rule.groups is None else within_groups(preferred, rule.groups)
 
 
-def corrected(scores: Tensor, bias: Tensor | None) -> Tensor:
+def corrected(scores: Tensor, correction: Tensor | None) -> Tensor:
     """Scores plus the correction ``[E]`` that balances the load: ``[T, E]``."""
-    return scores if bias is None else scores + bias.to(scores.dtype)
+    return scores if correction is None else scores + correction.to(scores.dtype)
 
 
 def within_groups(preferred: Tensor, groups: Groups) -> Tensor:

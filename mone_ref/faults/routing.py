@@ -39,7 +39,7 @@ def next_best(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Te
     correction = layer.correction
     barred = torch.zeros(logits.shape[-1]) if correction is None else correction.clone()  # [E]
     barred[list(layer.substitution.substituted)] = -torch.inf
-    return routing.route(logits, layer.rule, layer.top_k, precision.router, bias=barred)
+    return routing.route(logits, layer.rule, layer.top_k, precision.router, barred)
 
 
 def compact(logits: Tensor, layer: MoeLayer, precision: Precision) -> tuple[Tensor, Tensor]:
