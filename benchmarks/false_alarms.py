@@ -123,7 +123,8 @@ def tensor_parallel(model: Model, ranks: int) -> Iterator[None]:
         x: Tensor, weights: Tensor, ids: Tensor, whole: MoeLayer, precision: Precision
     ) -> Tensor:
         shards = [
-            replace(whole, experts=layer.shard(whole.experts, rank, ranks)) for rank in range(ranks)
+            replace(whole, experts=layer.shard(whole.experts, (rank, ranks)))
+            for rank in range(ranks)
         ]
         return reduced([retained(x, weights, ids, shard, precision) for shard in shards])
 
@@ -179,7 +180,8 @@ def fused(module: object, name: str) -> Callable[..., Tensor]:
 def through(name: str, checkpoint: Path, dtype: str, **engine_args: str) -> Answer:
     """An engine through its adapter."""
     made = ADAPTERS.setdefault(name, backends.find(name))
-    options = LoadOptions(dtype=dtype, engine_args=engine_args)
+    # Fixtures hold 64 positions, and an engine needs one behind the longest prompt.
+    options = LoadOptions(dtype=dtype, max_tokens=48, engine_args=engine_args)
     return made.load(checkpoint, options).score
 
 

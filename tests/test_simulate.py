@@ -46,6 +46,15 @@ def test_shortcuts_change_no_result(simulator, name):
     assert {outcome.failed for _, outcome, *_ in quick} == {True, False}
 
 
+def test_an_answer_that_is_known_took_its_steps_all_the_same():
+    """Two cases with equal models: the second is not asked again, and still shows the fault."""
+    simulator = Simulator(ROOT, ReferenceBackend())
+    assert simulator.run(CASES["load/leftover-fused"], "float32").result.outcome is Outcome.OK
+    wrong = simulator.run(CASES["outputs/olmoe-approx"], "float32", FAULTS["dropped"])
+    simulator.close()
+    assert wrong.result.outcome is Outcome.MISMATCH
+
+
 def test_without_a_fault_every_case_is_ok(simulator):
     found = {simulator.run(case, "float32").result.outcome for case in SAMPLE}
     assert found == {Outcome.OK}

@@ -225,6 +225,12 @@ class WatchedSession(PlantedSession):
         """As the inner session; every answer is written down."""
         return self._score_each(prompts)
 
+    def _answer(self, prompt: Prompt) -> Scores:
+        """An answer that is known counts as one that was made: it took the same steps."""
+        scores = super()._answer(prompt)
+        self.backend.calls.update(self.backend.known[self.digest(), prompt].called)
+        return scores
+
     def _score(self, prompt: Prompt) -> Scores:
         before = Counter(self.backend.calls)
         scores = super()._score(prompt)
