@@ -1,18 +1,11 @@
 """The float64 oracle against stock transformers, on plain checkpoints that transformers saved."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    MixtralConfig,
-    MixtralForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    PreTrainedModel,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import mone_ref
 from mone_ref.fill.fixture import GOLDEN_TOLERANCE
@@ -35,29 +28,48 @@ SIZES = {
     "pad_token_id": None,
     "attn_implementation": "eager",
 }
-FAMILIES: dict[str, tuple[type, type, dict[str, object]]] = {
-    "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"intermediate_size": 20, "num_experts": 6}),
-    "qwen3_moe": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig,
-        {"moe_intermediate_size": 20, "intermediate_size": 28, "num_experts": 6, "head_dim": 12},
-    ),
-    "mixtral": (
-        MixtralForCausalLM,
-        MixtralConfig,
-        {"intermediate_size": 20, "num_local_experts": 6},
-    ),
+EXPERTS = {"moe_intermediate_size": 20, "intermediate_size": 28}
+GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+LATENT = {
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 3,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "olmoe": {"intermediate_size": 20, "num_experts": 6},
+    "qwen3_moe": {**EXPERTS, "num_experts": 6, "head_dim": 12},
+    "mixtral": {"intermediate_size": 20, "num_local_experts": 6},
+    "qwen2_moe": {**EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 24},
+    "glm4_moe": {**EXPERTS, "n_routed_experts": 6, "head_dim": 12, "first_k_dense_replace": 1},
+    "deepseek_v2": {**EXPERTS, **LATENT, "n_routed_experts": 6, "q_lora_rank": None},
+    "deepseek_v3": {**EXPERTS, **LATENT, **GROUPS, "q_lora_rank": 18, "first_k_dense_replace": 1},
+    "minimax_m2": {"intermediate_size": 20, "num_local_experts": 6, "head_dim": 12},
 }
 
 
 def save_plain(directory: Path, family: str = "olmoe", **changes: object) -> PreTrainedModel:
     torch.manual_seed(0)
-    model_class, config_class, sizes = FAMILIES[family]
-    model = model_class(config_class(**(SIZES | sizes | changes))).eval()
-    with torch.no_grad():  # transformers starts every norm at one, which would hide it
-        for name, parameter in model.named_parameters():
+    settings = deepcopy(SIZES | FAMILIES[family] | changes)  # transformers writes into them
+    config = AutoConfig.for_model(family, **settings)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():  # transformers starts norms at one, the others at zero: it hides them
+        for name, tensor in model.state_dict().items():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                tensor.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                tensor.uniform_(-0.3, 0.3)
     model.save_pretrained(directory)
     return model
 
@@ -83,6 +95,21 @@ def save_plain(directory: Path, family: str = "olmoe", **changes: object) -> Pre
         ("mixtral", {"num_experts_per_tok": 6, "num_key_value_heads": 3}),
         ("mixtral", {"head_dim": 24, "rope_theta": 500.0}),
         ("mixtral", {"tie_word_embeddings": True}),
+        ("qwen2_moe", {}),
+        ("qwen2_moe", {"qkv_bias": False, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+        ("glm4_moe", {"routed_scaling_factor": 2.5}),
+        ("glm4_moe", {"use_qk_norm": True, "attention_bias": True, "num_key_value_heads": 3}),
+        ("glm4_moe", {"norm_topk_prob": False, "first_k_dense_replace": 0, "head_dim": 16}),
+        ("glm4_moe", {**GROUPS, "n_shared_experts": 2, "num_experts_per_tok": 3}),
+        ("deepseek_v2", {"n_shared_experts": 1, "routed_scaling_factor": 4.0}),
+        ("deepseek_v2", {**GROUPS, "topk_method": "group_limited_greedy", "q_lora_rank": 18}),
+        ("deepseek_v2", {"rope_parameters": YARN, "first_k_dense_replace": 1}),
+        ("deepseek_v3", {}),
+        ("deepseek_v3", {"q_lora_rank": None, "norm_topk_prob": False, "topk_group": 4}),
+        ("deepseek_v3", {"rope_parameters": YARN, "num_hidden_layers": 3}),
+        ("deepseek_v3", {"rope_interleave": False, "routed_scaling_factor": 1.0}),
+        ("minimax_m2", {}),
+        ("minimax_m2", {"rotary_dim": 6, "num_key_value_heads": 3, "num_experts_per_tok": 3}),
     ],
     ids=str,
 )
@@ -107,6 +134,11 @@ def test_float64_oracle_and_transformers_float32_agree(tmp_path, family, changes
         ("qwen3_moe", {"norm_topk_prob": True}),
         ("qwen3_moe", {"rms_norm_eps": 1e-2}),
         ("mixtral", {"rope_theta": 1e4}),
+        ("qwen2_moe", {"norm_topk_prob": True}),
+        ("glm4_moe", {"routed_scaling_factor": 2.5}),
+        ("deepseek_v2", {"routed_scaling_factor": 2.0}),
+        ("deepseek_v3", {"topk_group": 1}),
+        ("minimax_m2", {"rotary_dim": 6}),
     ],
     ids=str,
 )

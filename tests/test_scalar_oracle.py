@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,24 @@ def roundings(config: Mapping[str, Any], tokens: int) -> int:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     norm, columns = hidden + 4, heads * head_dim
+    projections = hidden + 1 + (columns + 4)
+    if "kv_lora_rank" in config:  # down, the norm of the latent, and up again
+        rank = max(config["kv_lora_rank"], config["q_lora_rank"] or 0)
+        head_dim = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+        projections, columns = hidden + (rank + 4) + rank, heads * config["v_head_dim"]
     rope_and_scores = 4 + head_dim + 1
-    attention = norm + hidden + (columns + 4) + rope_and_scores + (tokens + 3) + tokens
+    attention = norm + projections + rope_and_scores + (tokens + 3) + tokens
     attention += columns + 1
-    experts = config.get("num_local_experts") or config["num_experts"]
-    router = hidden + (experts + 3) + config["num_experts_per_tok"] + 1
-    widest = max(config["intermediate_size"], config.get("moe_intermediate_size", 0))
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next(config[key] for key in keys if key in config)
+    top_k = config["num_experts_per_tok"]
+    router = hidden + (experts + 3) + 1 + top_k + 1 + 1  # the correction, and the factor
+    sizes = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+    widest = max(config.get(key) or 0 for key in sizes) * max(
+        1, config.get("n_shared_experts") or 0
+    )
     expert = hidden + 5 + widest
-    combine = 1 + config["num_experts_per_tok"] + 1
+    combine = 1 + top_k + 1 + 2  # shared experts, and their gate
     layer = attention + norm + router + expert + combine
     return config["num_hidden_layers"] * layer + norm + hidden + config["vocab_size"] + 3
 
@@ -50,7 +61,7 @@ def roundoff(directory: Path, expected: torch.Tensor, unit: float) -> float:
     log-probability. Real roundings partly cancel and grow as the root of their number;
     that slack pays for the places where softmax or a norm amplifies.
     """
-    config = json.loads((directory / "config.json").read_text())
+    config = scalar_oracle.read_config(directory)
     return roundings(config, len(expected)) * unit * expected.abs().max().item()
 
 
@@ -75,12 +86,47 @@ BASE = {
     "pad_token_id": None,
     "eos_token_id": None,
 }
+LATENT = {
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+    "num_key_value_heads": 3,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
 OWN = {  # grouped_mm wants rows of a multiple of 16 bytes: intermediate sizes of 4 n
     "olmoe": {"num_experts": 6, "intermediate_size": 12},
     "qwen3_moe": {
         "num_experts": 6, "moe_intermediate_size": 12, "intermediate_size": 20, "head_dim": 10
     },
     "mixtral": {"num_local_experts": 6, "intermediate_size": 12},
+    "qwen2_moe": {
+        "num_experts": 6, "moe_intermediate_size": 12, "intermediate_size": 20,
+        "shared_expert_intermediate_size": 16,
+    },
+    "glm4_moe": {
+        "n_routed_experts": 6, "moe_intermediate_size": 12, "intermediate_size": 20,
+        "head_dim": 12, "num_hidden_layers": 3, "routed_scaling_factor": 2.5,
+    },
+    "deepseek_v2": {
+        "n_routed_experts": 6, "moe_intermediate_size": 12, "intermediate_size": 20,
+        "routed_scaling_factor": 2.0, "q_lora_rank": None, **LATENT,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 8, "moe_intermediate_size": 12, "intermediate_size": 20,
+        "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3,
+        "q_lora_rank": 10, **LATENT,
+    },
+    "minimax_m2": {"num_local_experts": 6, "intermediate_size": 12, "head_dim": 12},
 }  # fmt: skip
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "grouped-heads": ("olmoe", {}),
@@ -102,6 +148,31 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-oblong": ("mixtral", {"head_dim": 12, "num_key_value_heads": 3}),
     "mixtral-every-expert": ("mixtral", {"num_experts_per_tok": 6}),
     "mixtral-top-1": ("mixtral", {"num_experts_per_tok": 1}),
+    "qwen2": ("qwen2_moe", {}),
+    "qwen2-dense": ("qwen2_moe", {"qkv_bias": False, "mlp_only_layers": [0]}),
+    "glm4": ("glm4_moe", {}),
+    "glm4-norms-and-biases": (
+        "glm4_moe",
+        {"use_qk_norm": True, "attention_bias": True, "n_group": 3, "topk_group": 2},
+    ),
+    "deepseek2": ("deepseek_v2", {}),
+    "deepseek2-groups": (
+        "deepseek_v2",
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "q_lora_rank": 10,
+            "rope_parameters": YARN,
+        },
+    ),
+    "deepseek3": ("deepseek_v3", {}),
+    "deepseek3-halves": (
+        "deepseek_v3",
+        {"rope_interleave": False, "norm_topk_prob": False, "rope_parameters": YARN},
+    ),
+    "minimax": ("minimax_m2", {}),
+    "minimax-partial": ("minimax_m2", {"rotary_dim": 6}),
 }
 # One wrong reading of the config each: the bound must tell it from roundoff.
 MISREADINGS: list[tuple[str, str, Any]] = [
@@ -115,6 +186,13 @@ MISREADINGS: list[tuple[str, str, Any]] = [
     ("qwen3_moe", "rms_norm_eps", 1e-2),
     ("mixtral", "num_experts_per_tok", 3),
     ("mixtral", "rope_theta", 100.0),
+    ("qwen2_moe", "norm_topk_prob", True),
+    ("glm4_moe", "routed_scaling_factor", 1.0),
+    ("glm4_moe", "partial_rotary_factor", 1.0),
+    ("deepseek_v2", "routed_scaling_factor", 1.0),
+    ("deepseek_v3", "topk_group", 1),
+    ("deepseek_v3", "rope_interleave", False),
+    ("minimax_m2", "rotary_dim", 6),
 ]
 
 
@@ -122,12 +200,14 @@ def plain_model(directory: Path, changes: Mapping[str, Any], kind: str = "olmoe"
     """A tiny model that transformers saved, with weights loud enough for every part to count."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(kind, **{**BASE, **OWN[kind], **changes})
+    settings = deepcopy({**BASE, **OWN[kind], **changes})  # transformers writes into them
+    config = AutoConfig.for_model(kind, **settings)
     model = AutoModelForCausalLM.from_config(config).eval()
     numbers = random.Random(7)
     with torch.no_grad():
-        for parameter in model.parameters():
-            centre, spread = (1.0, 0.2) if parameter.dim() == 1 else (0.0, 0.3)
+        for name, parameter in model.state_dict().items():
+            bias = name.endswith("bias")
+            centre, spread = (1.0, 0.2) if parameter.dim() == 1 and not bias else (0.0, 0.3)
             values = [numbers.gauss(centre, spread) for _ in range(parameter.numel())]
             parameter.copy_(torch.tensor(values).view_as(parameter))
     model.save_pretrained(directory, save_original_format=True)
@@ -155,8 +235,9 @@ def test_the_bound_tells_a_misreading_from_roundoff(
     model = plain_model(tmp_path, {}, kind)
     expected = transformers_log_probabilities(model, PROMPT)
     config = json.loads((tmp_path / "config.json").read_text())
-    holder = config["rope_parameters"] if key == "rope_theta" else config
-    holder[key] = value
+    for holder in (config, config["rope_parameters"]):
+        if key in holder or holder is config:
+            holder[key] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
     difference = (scalar(tmp_path, PROMPT) - expected).abs().max().item()
     assert difference > roundoff(tmp_path, expected, FLOAT32)
@@ -167,12 +248,13 @@ def test_agrees_with_transformers_on_substituted_experts(tmp_path: Path, kind: s
     """transformers, its substituted experts silenced and their constants added by a hook."""
     model = plain_model(tmp_path, {}, kind)
     block = scalar_oracle.ARCHITECTURES[kind].block
-    substituted = {0: [4, 1], 1: [0, 2, 5]}  # unsorted, as a config may list them
+    first = 0 if hasattr(model.model.layers[0].mlp, "experts") else 1
+    substituted = {first: [4, 1], first + 1: [0, 2, 5]}  # unsorted, as a config may list them
     stored = load_checkpoint(tmp_path)
     numbers = random.Random(11)
     for layer, ids in substituted.items():
         experts = model.model.layers[layer].mlp.experts
-        constants = torch.zeros(6, BASE["hidden_size"])  # [E, H]
+        constants = torch.zeros(8, BASE["hidden_size"])  # [E, H], or more
         for expert in ids:
             constants[expert] = torch.tensor([numbers.gauss(0, 1) for _ in constants[expert]])
             experts.down_proj.data[expert].zero_()

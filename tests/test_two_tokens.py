@@ -17,14 +17,13 @@ last place. Decimals are compared in float64, where roundoff is far below a prin
 from __future__ import annotations
 
 import json
-import math
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scalar_oracle
 import torch
+from decimals import right
 
 from mone_ref import routing, substitution
 from mone_ref.config import LayerSubstitution
@@ -37,17 +36,6 @@ RULES = {"plain": False, "normalised": True}  # the value of norm_topk_prob
 each_rule = pytest.mark.parametrize("rule", RULES)
 each_token = pytest.mark.parametrize("token", DATA["layer"]["tokens"], ids=["first", "second"])
 each_routing = pytest.mark.parametrize("name", BY_NAME)
-
-
-def right(expected: Any, actual: Any) -> bool:
-    """Lists element by element, strings to half a unit in the last place, numbers exactly."""
-    if isinstance(expected, list):
-        return len(expected) == len(actual) and all(map(right, expected, actual))
-    if isinstance(expected, str):
-        printed = Decimal(expected)
-        half_unit = Decimal(5).scaleb(printed.as_tuple().exponent - 1)
-        return math.isfinite(actual) and abs(Decimal(actual) - printed) <= half_unit
-    return bool(expected == actual)
 
 
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
