@@ -144,7 +144,8 @@ class LayerSpec:
 class Unavailable(Exception):
     """An adapter's word, with a reason, that its engine has no way to do this at all here.
 
-    Raised by ``build_layer`` or a method of a ``LayerSession`` before the engine is asked.
+    Raised by ``load``, ``build_layer`` or a method of a ``LayerSession`` before the engine is
+    asked: an architecture for which there is no kernel on this device, say, substituted or not.
     It is no refusal and no failure: the case is not applicable, and the reason is printed.
     What an engine raises itself must reach the suite as it is.
     """
@@ -270,7 +271,10 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        """Load a checkpoint directory. Raises ``Refused``, or whatever the engine raises."""
+        """Load a checkpoint directory.
+
+        Raises ``Unavailable``, ``Refused``, or whatever the engine raises.
+        """
 
     def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
         """Build one MoE layer from tensors under their checkpoint names, stored in float32.

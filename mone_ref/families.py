@@ -454,6 +454,9 @@ FAMILIES = (
     QWEN3_VL_MOE,
 )
 
+MULTIMODAL = QWEN3_VL_MOE.architectures
+"""Architectures of which the decoder is a part."""
+
 LLAMA4 = "weighs the input of an expert, so that a constant would have no router weight"
 GPT_OSS = "stores experts in a layout of its own, with biases"
 REFUSED = {

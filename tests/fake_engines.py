@@ -26,6 +26,7 @@ from mone_ref.backend import (
     Refused,
     Scores,
     Session,
+    Unavailable,
 )
 from mone_ref.backends.reference import ReferenceBackend, ReferenceSession
 from mone_ref.errors import Code, Phase, Rejected
@@ -78,6 +79,13 @@ class Honest(Backend):
 
     def refused(self, error: Exception) -> Session:
         raise error
+
+
+class HasNoModels(Honest):
+    """Has no way to run any model, and says so."""
+
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        raise Unavailable("no kernel on this device")
 
 
 class Uniform(Session):

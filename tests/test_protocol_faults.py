@@ -142,7 +142,7 @@ STRUCK = {
     "refuses_in_its_own_words": ("wrongly-refused", "no novice for expert 5"),
     "refuses_in_a_log": ("wrongly-refused", "RuntimeError: worker failed"),
     "stumbles": ("errored", "KeyError: 'layers.1'"),
-    "has_no_models": ("errored", "Unavailable: layers only"),
+    "has_no_models": ("not-applicable", "layers only"),
 }
 
 

@@ -51,6 +51,7 @@ EXPECTED: dict[type[Backend], tuple[dict[str, str], Word]] = {
     fakes.ReturnsTop20: ({}, Word.CONFORMANT),
     fakes.ReusesItsBuffer: ({}, Word.CONFORMANT),
     fakes.Reloads: ({RELOAD_KEEPS: "not-exercised"}, Word.CONFORMANT),
+    fakes.HasNoModels: (dict.fromkeys(CHOSEN, "not-applicable"), Word.INCOMPLETE),
     # about refusals
     fakes.AcceptsEverything: (
         {

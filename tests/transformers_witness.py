@@ -19,9 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 # model type -> gate, up and down projection, and the block's name on disk and in the model
 STORED = {
-    "olmoe": ("gate_proj", "up_proj", "down_proj", "mlp"),
-    "qwen3_moe": ("gate_proj", "up_proj", "down_proj", "mlp"),
-    "mixtral": ("w1", "w3", "w2", "block_sparse_moe"),
+    **dict.fromkeys(
+        ("olmoe", "qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"),
+        ("gate_proj", "up_proj", "down_proj", "mlp"),
+    ),
+    **dict.fromkeys(("mixtral", "minimax_m2"), ("w1", "w3", "w2", "block_sparse_moe")),
 }
 
 
@@ -68,9 +70,10 @@ def load(checkpoint: Path, dtype: torch.dtype) -> Any:
     """A model with a full set of experts, all its tensors taken from the checkpoint."""
     document = json.loads((checkpoint / "config.json").read_text())
     tensors = {
-        name: tensor.to(dtype)
+        name: tensor if name.endswith("e_score_correction_bias") else tensor.to(dtype)
         for file in sorted(checkpoint.glob("*.safetensors"))
         for name, tensor in load_file(file).items()
+        if not name.startswith(f"model.layers.{document['num_hidden_layers']}.")  # an MTP layer
     }
     gate, up, down, block = STORED[document["model_type"]]
     config = AutoConfig.from_pretrained(checkpoint)
@@ -95,7 +98,7 @@ def load(checkpoint: Path, dtype: torch.dtype) -> Any:
         for name, tensor in tensors.items()
         if name not in taken
     }
-    lacking, unknown = model.load_state_dict(rest, strict=False)
+    lacking, unknown = model.load_state_dict(rest, strict=False, assign=True)
     assert not unknown
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # is the embedding
     assert all(".mlp.experts." in name or name in tied for name in lacking)
@@ -104,7 +107,8 @@ def load(checkpoint: Path, dtype: torch.dtype) -> Any:
 
 def count(document: dict[str, Any]) -> int:
     """Number of logical experts."""
-    return next(document[key] for key in ("num_experts", "num_local_experts") if key in document)
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next(document[key] for key in keys if key in document)
 
 
 def constant_names(document: dict[str, Any], block: str) -> dict[tuple[int, int], str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mone_ref import families
 from mone_ref.backend import (
     Backend,
     BackendInfo,
@@ -21,6 +22,7 @@ from mone_ref.backend import (
     Session,
     Unavailable,
 )
+from mone_ref.backends import architectures
 from mone_ref.backends.transformers_layer import DTYPES, TransformersLayer
 from mone_ref.errors import Code, Phase
 from mone_ref.integrations import transformers as integration
@@ -48,7 +50,12 @@ class TransformersBackend(Backend):
         )
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        """Load through the integration. Raises ``Rejected``; ``ValueError`` for an argument."""
+        """Load through the integration.
+
+        Raises ``Rejected``; ``ValueError`` for an argument; ``Unavailable`` for a multimodal model.
+        """
+        if set(families.MULTIMODAL) & set(architectures.named(architectures.read(checkpoint))):
+            raise Unavailable("only models that are a decoder are loaded, no multimodal ones")
         unknown = set(options.engine_args) - set(ENGINE_ARGS)
         if unknown:
             known = ", ".join(ENGINE_ARGS)

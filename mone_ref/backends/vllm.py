@@ -29,8 +29,9 @@ from mone_ref.backend import (
     LoadOptions,
     Scores,
     Session,
+    Unavailable,
 )
-from mone_ref.backends import vllm_layer
+from mone_ref.backends import vllm_layer, vllm_limits
 
 KV_CACHE_BYTES = 1 << 24
 """Key-value cache of a run; with a fixed size vLLM measures no memory and warms nothing up."""
@@ -101,8 +102,11 @@ class VllmBackend(Backend):
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
         """Build an engine on a checkpoint directory; raises whatever vLLM raises.
 
+        Raises ``Unavailable`` for an architecture that cannot run here (``vllm_limits.py``).
         The previous session must be closed: two engines share process groups.
         """
+        if reason := vllm_limits.unavailable(checkpoint, self._cuda):
+            raise Unavailable(reason)
         from vllm import LLM
 
         self._leave()
@@ -252,7 +256,7 @@ def engine_arguments(checkpoint: Path, options: LoadOptions, cuda: bool) -> dict
         arguments["dtype"] = "bfloat16"
     for feature in sorted(options.features):
         arguments |= feature_arguments(cuda)[feature]
-    return arguments | dict(options.engine_args)
+    return arguments | vllm_limits.arguments(checkpoint) | dict(options.engine_args)
 
 
 class FlatLogprobs(Protocol):

@@ -6,6 +6,7 @@ from typing import Any
 
 from mone_ref.config import ModelConfig
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
+from mone_ref.families import QkNorm
 
 
 def check(config: Any, model: ModelConfig) -> None:
@@ -32,6 +33,13 @@ def check(config: Any, model: ModelConfig) -> None:
         "head_dim": model.head_dim,
         "norm_topk_prob": model.router.normalise,
         "clip_qkv": model.clip_qkv,
+        "routed_scaling_factor": model.router.scaling_factor,
+        "shared_expert_intermediate_size": model.shared_intermediate_size,
+        "n_shared_experts": model.shared_intermediate_size // model.intermediate_size,
+        "use_qk_norm": model.qk_norm is QkNorm.HEAD,
+        "rope_interleave": model.rope.neighbours,
+        **_groups(model),
+        family.attention_bias: model.attention_bias,
     }
     read |= {key: value for key, value in optional.items() if key in family.reads}
     found = {key: getattr(config, key, None) for key in read} | {
@@ -52,3 +60,11 @@ def check(config: Any, model: ModelConfig) -> None:
     ]
     if problems:
         raise Rejected(problems)
+
+
+def _groups(model: ModelConfig) -> dict[str, Any]:
+    """Groups as transformers has to read them; without any, what their keys say is not read."""
+    groups = model.router.groups
+    if groups is None:
+        return {} if model.family.latent else {"n_group": 1}
+    return {"n_group": groups.count, "topk_group": groups.chosen}

@@ -17,7 +17,8 @@ the substituted checkpoint back, in the form in which it was read.
 
 Limits of transformers that hold here too: on a CPU grouped_mm needs expert rows of a multiple
 of 16 bytes, and it knows no float64; eager and batched_mm take both. Tensor and expert
-parallelism, quantisation and adapters stored beside the weights are not offered.
+parallelism, quantisation and adapters stored beside the weights are not offered. MTP layers
+are not loaded, and so not saved.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mone_ref import tensor_names, updates, validate
+from mone_ref import families, tensor_names, updates, validate
 from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import Config
 from mone_ref.errors import Problem, Rejected
@@ -71,8 +72,8 @@ def load(
     tensor is read once, retained experts straight into their rows (LOAD-1, EXEC-1).
 
     Raises ``Rejected`` with every error that ``validate.check`` finds, before anything is
-    allocated; ``ValueError`` for an unknown dtype or experts implementation; ``ImportError``
-    when transformers is missing or older than 5.16.
+    allocated; ``ValueError`` for an unknown dtype or experts implementation, and for a
+    multimodal model; ``ImportError`` when transformers is missing or older than 5.16.
     """
     require()
     import transformers
@@ -82,6 +83,9 @@ def load(
         raise ValueError(f"experts_implementation {experts_implementation!r} is none of {known}")
     directory = Path(path)
     substituted, checkpoint, held = _checked(directory, dtype)
+    architectures = substituted.model.family.architectures
+    if set(architectures) & set(families.MULTIMODAL):
+        raise ValueError(f"{architectures[0]} is a multimodal model: only decoders are loaded")
     config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
     same_model.check(config, substituted.model)
     stock = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

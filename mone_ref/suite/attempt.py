@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mone_ref.backend import Backend, LoadOptions, Scores, Session, capable
+from mone_ref.backend import Backend, LoadOptions, Scores, Session, Unavailable, capable
 from mone_ref.errors import Phase
 from mone_ref.suite.compare import form_flaw
 from mone_ref.suite.guard import Failure, Guard
@@ -78,8 +78,14 @@ class Engine:
 
     @contextmanager
     def open(self, checkpoint: Path, options: LoadOptions) -> Iterator[Opened]:
-        """Load a checkpoint; the session is closed whatever happens in the block."""
-        opened = Opened(self.guard.call(Phase.LOAD, lambda: self._load(checkpoint, options)))
+        """Load a checkpoint; the session is closed whatever happens in the block.
+
+        Raises ``Unavailable`` where the adapter does.
+        """
+        loaded = self.guard.call(Phase.LOAD, lambda: self._load(checkpoint, options))
+        if isinstance(loaded, Unavailable):
+            raise loaded
+        opened = Opened(loaded)
         try:
             yield opened
         finally:
@@ -87,9 +93,12 @@ class Engine:
                 closed = self.guard.call(Phase.RUN, opened.session.close, closing=True)
                 opened.closing = closed if isinstance(closed, Failure) else None
 
-    def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        with fresh_memory_is_nan():
-            session = self.backend.load(checkpoint, options)
+    def _load(self, checkpoint: Path, options: LoadOptions) -> Session | Unavailable:
+        try:
+            with fresh_memory_is_nan():
+                session = self.backend.load(checkpoint, options)
+        except Unavailable as unavailable:
+            return unavailable
         if not isinstance(session, Session):
             raise TypeError(f"load() returned {type(session).__name__}, not a Session")
         return session
@@ -148,7 +157,7 @@ class Engine:
         return self.guard.call(Phase.LOAD, lambda: dict(session.expert_rows()))
 
     def attempt(self, checkpoint: Path, prompts: Prompts, options: LoadOptions) -> Attempt:
-        """Load, ask and close."""
+        """Load, ask and close. Raises ``Unavailable`` where the adapter does."""
         with self.open(checkpoint, options) as opened:
             if isinstance(opened.session, Failure):
                 return Attempt(opened.session)

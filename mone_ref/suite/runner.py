@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mone_ref.backend import Backend, BackendInfo
+from mone_ref.backend import Backend, BackendInfo, Unavailable
 from mone_ref.errors import Phase
 from mone_ref.suite import changes, judge, layers
 from mone_ref.suite.attempt import Attempt
@@ -39,6 +39,8 @@ class Harness:
         self.bench.engine.guard.begin_case()
         try:
             judgement = self._inapplicable(case, dtype) or self._run(case, dtype)
+        except Unavailable as unavailable:
+            judgement = not_applicable(unavailable.reason)
         except EditError as error:
             raise CaseError(f"{case.id}: {error}") from error
         failure = judgement.failure
