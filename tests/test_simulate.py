@@ -86,16 +86,6 @@ def test_steps_that_were_not_reached_are_told(simulator):
     simulator.forget(fault)
 
 
-def test_an_equal_model_reaches_the_steps_that_the_first_one_reached(simulator):
-    edited, plain = CASES["load/mtp-constants-unlisted"], CASES["outputs/deepseek3-approx"]
-    for case in (edited, plain):
-        assert simulator.run(case, "float32").result.outcome is Outcome.OK
-    fault = FAULTS["factor-lost"]
-    for case in (edited, plain):
-        assert simulator.run(case, "float32", fault).result.outcome is Outcome.MISMATCH
-    simulator.forget(fault)
-
-
 def test_a_fault_that_the_simulator_was_not_told_of_runs_all_the_same():
     simulator = Simulator(ROOT, ReferenceBackend(), [FAULTS["constant-on-every-rank"]])
     run = simulator.run(CASES["outputs/olmoe-approx"], "float32", FAULTS["dropped"])

@@ -222,14 +222,8 @@ class WatchedSession(PlantedSession):
     """A session of the honest backend."""
 
     def score(self, prompts: list[list[int]]) -> list[Scores]:
-        """As the inner session; every answer is written down.
-
-        What an equal model was asked counts as asked again: this load leads to those steps too.
-        """
-        answers = self._score_each(prompts)
-        for prompt in prompts:
-            self.backend.calls.update(self.backend.known[self.digest(), tuple(prompt)].called)
-        return answers
+        """As the inner session; every answer is written down."""
+        return self._score_each(prompts)
 
     def _answer(self, prompt: Prompt) -> Scores:
         """An answer that is known counts as one that was made: it took the same steps."""
