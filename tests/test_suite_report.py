@@ -137,6 +137,28 @@ def test_a_line_that_breaks_the_schema_is_refused(index, change, tmp_path):
         report.read(written(tmp_path, some))
 
 
+def test_a_flaw_of_a_line_is_told_by_its_place(tmp_path):
+    some = lines()
+    some[0]["suite"] = {**some[0]["suite"], "sha256": "short"}
+    with pytest.raises(ReportError, match=r"line 1: .*\$\.suite\.sha256: 'short' does not match"):
+        report.read(written(tmp_path, some))
+
+
+@pytest.mark.parametrize(
+    ("line", "flaw"),
+    [
+        ("[1]", r"found \[1\], expected an object whose kind is header or start"),
+        ('{"kind": ["header"]}', "expected an object whose kind is"),
+        ('{"kind": "header", "format": NaN}', "NaN is not JSON"),
+    ],
+)
+def test_a_line_of_no_kind_is_refused(line, flaw, tmp_path):
+    path = tmp_path / "report.jsonl"
+    path.write_text(line, encoding="utf-8")
+    with pytest.raises(ReportError, match=f"line 1: .*{flaw}"):
+        report.read(path)
+
+
 def test_a_line_cut_short_is_refused(tmp_path):
     path = written(tmp_path, lines())
     path.write_text(path.read_text()[:-20])

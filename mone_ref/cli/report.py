@@ -88,5 +88,5 @@ def _replace(out: Path, content: str) -> None:
 
 def _fail(message: str, status: int) -> NoReturn:
     """One line on stderr."""
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    typer.echo(printable(f"error: {' '.join(message.split())}"), err=True)
     raise typer.Exit(status)

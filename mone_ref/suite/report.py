@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import jsonschema
 
@@ -29,6 +29,7 @@ from mone_ref.suite.verdict import Verdict, counts
 
 FORMAT = 1
 """Version of the lines; it changes when a reader of the old one would misread the new one."""
+KINDS = ("header", "start", "result", "footer")
 
 
 class ReportError(ValueError):
@@ -166,21 +167,32 @@ def read(path: Path) -> Report:
 def parse(number: int, text: bytes) -> dict[str, Any]:
     """One line, checked against the schema."""
     try:
-        line: dict[str, Any] = json.loads(text)
+        line: Any = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"line {number}: {error}") from error
-    broken = jsonschema.exceptions.best_match(validator().iter_errors(line))
+    kind = line.get("kind") if isinstance(line, dict) else None
+    if kind not in KINDS:
+        expected = f"expected an object whose kind is {' or '.join(KINDS)}"
+        raise ReportError(f"line {number}: found {show(line)}, {expected}")
+    broken = jsonschema.exceptions.best_match(validator(kind).iter_errors(line))
     if broken is not None:
         told = show(f"{broken.json_path}: {broken.message}", 300)
         raise ReportError(f"line {number}: {told}")
-    return line
+    checked: dict[str, Any] = line
+    return checked
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """NaN and infinities are not JSON. Raises ``ValueError``."""
+    raise ValueError(f"{name} is not JSON")
 
 
 @cache
-def validator() -> jsonschema.Draft202012Validator:
-    """Of one line."""
+def validator(kind: str) -> jsonschema.Draft202012Validator:
+    """Of one line of a kind, so that a flaw is told by its place and not as "no line at all"."""
     text = Path(__file__).with_name("report.schema.json").read_text(encoding="utf-8")
-    return jsonschema.Draft202012Validator(json.loads(text))
+    definitions = json.loads(text)["$defs"]
+    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": definitions})
 
 
 def check_order(lines: list[dict[str, Any]]) -> None:
