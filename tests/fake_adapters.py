@@ -266,6 +266,13 @@ class LosesConstants(Honest):
         return session
 
 
+class Coloured(Honest):
+    """Loads nothing, and says so in a terminal's colours."""
+
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        raise OSError("cannot load \x1b[31mred\x1b[0m weights")
+
+
 class CannotEnd(Honest):
     def close(self) -> None:
         raise RuntimeError("device busy")

@@ -178,6 +178,19 @@ def test_a_refusal_for_another_reason_is_recognised_all_the_same():
     )
 
 
+def test_words_that_the_whole_checkpoint_draws_too_are_no_refusal():
+    check = refusals(adapters.Coloured)["truncated file"]
+    assert check.mend == ("the whole checkpoint fails with the same words, so this is no refusal",)
+
+
+def test_what_an_engine_says_does_not_reach_the_terminal_as_a_command():
+    told: list[str] = []
+    settings = Settings("x", dtypes=("float32",))
+    assert not smoke.tell(settings, adapters.Coloured(), ROOT, told.append)
+    assert any("cannot load red weights" in line for line in told)
+    assert not any("\x1b" in line for line in told)
+
+
 def test_a_refusal_without_a_word():
     (mend,) = refusals(adapters.HidesTheReason)["missing constant"].mend
     assert mend == "the engine gives no reason: raise Refused with one, and a code"

@@ -26,6 +26,7 @@ from mone_ref.suite.golden import GoldenPrompt
 from mone_ref.suite.guard import Failed, Failure
 from mone_ref.suite.options import OptionError
 from mone_ref.suite.outcomes import Outcome
+from mone_ref.suite.printable import printable
 from mone_ref.suite.run import Run, Settings, described
 from mone_ref.suite.text import excerpt
 
@@ -59,7 +60,7 @@ def run(settings: Settings, backend: Backend, root: Path) -> Iterator[Check]:
     """
     check_settings(settings)
     try:
-        info = described(backend)
+        info = described(backend, settings.call_limit)
     except OptionError as error:
         yield Check("describe", str(error), ("describe() tells what BackendInfo asks for",))
         return
@@ -198,11 +199,16 @@ def ordered(
 def refusals(bench: Bench, fixture: str, dtype: str) -> Iterator[Check]:
     """Two broken checkpoints: the suite must be able to tell their refusals from accidents."""
     accepted = []
+    whole = bench.attempt(fixture, dtype).failure
+    always = whole.first_line if whole else None
     for what, code, edits in broken(bench, fixture):
         attempt = bench.attempt(fixture, dtype, edits)
         if attempt.failure is None:
             accepted.append(what)
             yield Check(what, f"accepted ({LATER})")
+        elif attempt.failure.first_line == always:
+            mends = ("the whole checkpoint fails with the same words, so this is no refusal",)
+            yield failed(what, attempt.failure, mends)
         else:
             yield refused(what, code, attempt.failure)
     if len(accepted) == 2:
@@ -347,6 +353,6 @@ def tell(settings: Settings, backend: Backend, root: Path, write: Callable[[str]
     checks = []
     for check in run(settings, backend, root):
         checks.append(check)
-        write("\n".join(lines(check, repeat)))
-    write(closing(checks, settings))
+        write(printable("\n".join(lines(check, repeat))))
+    write(printable(closing(checks, settings)))
     return all(check.passed for check in checks)
