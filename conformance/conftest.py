@@ -18,6 +18,7 @@ from mone_ref.backends import BackendError
 from mone_ref.backends.exact import ExactBackend
 from mone_ref.suite import data, options, smoke
 from mone_ref.suite.cases import Case
+from mone_ref.suite.printable import printable
 from mone_ref.suite.run import Run, Settings
 
 RUN = pytest.StashKey[Run]()
@@ -47,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         engine = backends.chosen(settings)
         config.stash[RUN] = Run(settings, engine, data.root(), ExactBackend())
     except (BackendError, OSError, ValueError) as error:
-        raise pytest.UsageError(str(error)) from error
+        raise pytest.UsageError(printable(str(error))) from error
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -58,11 +59,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         settings = read_settings(config)
         backend = backends.chosen(settings)
         tell_progress("the smoke run")
-        return int(not smoke.tell(settings, backend, data.root(), partial(print, flush=True)))
-    except (BackendError, OSError, ValueError) as error:
-        raise pytest.UsageError(str(error)) from error
-    finally:
+        passed = smoke.tell(settings, backend, data.root(), partial(print, flush=True))
         tell_progress(options.DONE)
+        return int(not passed)
+    except (BackendError, OSError, ValueError) as error:
+        raise pytest.UsageError(printable(str(error))) from error
 
 
 def pytest_unconfigure() -> None:
@@ -76,6 +77,10 @@ def tell_progress(what: str) -> None:
 
 
 def read_settings(config: pytest.Config) -> Settings:
+    """What the options say. Raises ``OptionError`` for one that is given without a value."""
+    for flag in options.WITH_VALUE:
+        options.check_value(flag, config.getoption(options.RENAMED.get(flag, flag)))
+
     def path(name: str) -> Path | None:
         given = config.getoption(name)
         return Path(config.invocation_params.dir, given) if given else None
@@ -104,7 +109,7 @@ def read_settings(config: pytest.Config) -> Settings:
 
 def pytest_report_header(config: pytest.Config) -> str:
     info = config.stash[RUN].info
-    return f"conformance: {info.name} {info.version} on {info.device}"
+    return printable(f"conformance: {info.name} {info.version} on {info.device}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -133,7 +138,7 @@ def judge(request: pytest.FixtureRequest) -> Callable[[Case, str], None]:
         if status == "undecided":
             pytest.skip(f"{result.outcome}: {result.found}")
         if status != "ok":
-            pytest.fail(run.explain(result), pytrace=False)
+            pytest.fail(printable(run.explain(result)), pytrace=False)
 
     return judge_case
 
@@ -159,4 +164,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"\n{word}: {report.longreprtext}")
     terminalreporter.section("conformance")
     for line in terminalreporter.config.stash.get(CLOSING, ["nothing was judged"]):
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(printable(line))

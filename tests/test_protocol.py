@@ -15,7 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_protocol_faults import all_gone, members, within_seconds
 
@@ -87,6 +87,7 @@ JSON = st.recursive(
 KEYS = st.sampled_from(("seq", "answer", "session", "tensors", "abilities", "evidence", "protocol"))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(KEYS, JSON | st.sampled_from(("ok", "refused", "failed", 1))))
 def test_any_answer_fits_the_schema_or_is_a_breach(answer):
     line = messages.encode(answer)
@@ -403,6 +404,7 @@ def test_an_interrupt_in_the_middle_of_a_request_ends_the_engine():
         (Settings("", backend_cmd="x", isolate=True), "--backend-cmd and --isolate exclude"),
         (Settings("vllm", backend_cmd="x"), "--backend-cmd and --backend exclude each other"),
         (Settings("server", serve_cmd="x", isolate=True), "--serve-cmd and --isolate exclude"),
+        (Settings("server", isolate=True), "--isolate: a server runs in a process of its own"),
         (Settings("", backend_cmd=" "), "--backend-cmd ' ': expected a command"),
         (Settings("", backend_cmd="a 'b"), "--backend-cmd .*: No closing quotation"),
     ],
@@ -424,4 +426,4 @@ def test_a_run_repeats_how_the_engine_was_started():
 
 def test_a_case_limit_must_be_a_time(approx):
     with pytest.raises(OptionError, match=r"--case-limit 0: expected seconds in \(0, 86400\]"):
-        Run(Settings("x", case_limit=0), process.commanded("x"), ROOT)
+        Run(Settings("x", case_limit=0), process.commanded("true"), ROOT)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mone_ref.backend import LoadOptions
-from mone_ref.backends import conversation
+from mone_ref.backends import BackendError, conversation
 from mone_ref.backends.child import Child
 from mone_ref.backends.process import ProcessBackend, commanded
 from mone_ref.errors import Phase
@@ -334,7 +334,6 @@ def test_a_handshake_that_fails_is_one_clear_error(fault, words, started):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("no-such-command-anywhere", "No such file or directory: 'no-such-command-anywhere'"),
         ("true", "the engine's process exited with code 0 during start"),
         ("sh -c 'echo no licence; exit 4'", "the engine's process exited with code 4 during start"),
         (f"{sys.executable} -c '{HELLO}'", "start: a line that is not JSON .*hello"),
@@ -344,6 +343,12 @@ def test_a_command_that_is_no_engine_is_one_clear_error(command, words, started)
     with pytest.raises(options.OptionError, match=words):
         Run(Settings("x"), commanded(command), ROOT)
     assert all_gone(started)
+
+
+def test_a_command_without_a_program_is_told_before_anything_is_started(started):
+    with pytest.raises(BackendError, match="--backend-cmd: there is no program 'no-such-command'"):
+        commanded("no-such-command --now")
+    assert not started
 
 
 def test_an_engine_that_never_answers_the_handshake_is_ended(started):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +154,7 @@ def test_a_call_stuck_outside_python_ends_with_its_stacks(tmp_path):
         (["--backend=none"], "no backend 'none': known are reference"),
         ([fake("Honest"), "--case=load/none"], "--case load/none: no such case"),
         ([fake("Honest"), "--error-map=none.toml"], "none.toml"),
+        (["--backend-cmd="], "--backend-cmd: found an empty value, expected COMMAND"),
     ],
 )
 def test_bad_options_are_usage_errors_without_a_traceback(arguments, message, tmp_path):
@@ -177,6 +179,38 @@ def test_pytest_itself_runs_the_same(tmp_path):
 
 
 # -- in process
+
+
+def test_an_empty_value_is_not_the_default():
+    with pytest.raises(OptionError, match="--case: found an empty value, expected ID"):
+        options.check_value("--case", ["load/*", ""])
+    for unset in (None, [], ["load/*"], 120.0):
+        options.check_value("--case", unset)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("no driver\nfor \x1b[31mthis"), r"RuntimeError: no driver \| for this$"),
+        (SystemExit(0), "SystemExit: 0$"),
+    ],
+)
+def test_an_engine_that_does_not_describe_itself_is_told_on_one_line(error, told):
+    class Mute(fakes.Honest):
+        def describe(self):
+            raise error
+
+    with pytest.raises(OptionError, match=f"^the engine cannot describe itself: .*{told}"):
+        Run(Settings("mute"), Mute(), ROOT)
+
+
+def test_a_description_is_not_waited_for_without_end():
+    class Slow(fakes.Honest):
+        def describe(self):
+            time.sleep(600)
+
+    with pytest.raises(OptionError, match=r"cannot describe itself: no answer within 0\.1 s$"):
+        Run(Settings("slow", call_limit=0.1), Slow(), ROOT)
 
 
 def test_engine_arguments_are_json_where_they_can_be():
@@ -226,6 +260,7 @@ def test_a_backend_that_cannot_be_had_is_one_error(name, flaw):
         ({"error_map": Path("none.toml")}, "none.toml"),
         ({"expectations": Path("none.toml")}, "none.toml"),
         ({"report": Path("none/r.jsonl")}, "no such directory"),
+        ({"report": Path("r"), "markdown": Path("tests/../r")}, "two options write this file"),
     ],
 )
 def test_settings_that_cannot_be_used_are_told_before_the_first_case(change, flaw):
@@ -249,15 +284,6 @@ def test_an_engine_that_describes_itself_wrongly_is_refused(change, flaw):
 
     with pytest.raises(OptionError, match=flaw):
         Run(Settings("odd"), Odd(), ROOT)
-
-
-def test_an_engine_that_cannot_describe_itself_is_refused():
-    class Mute(fakes.Honest):
-        def describe(self):
-            raise RuntimeError("no driver")
-
-    with pytest.raises(OptionError, match=r"cannot describe itself: .*no driver"):
-        Run(Settings("mute"), Mute(), ROOT)
 
 
 def test_a_run_repeats_the_engines_options_in_its_advice():

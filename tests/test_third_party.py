@@ -305,9 +305,9 @@ def test_a_page_shows_the_files_that_are_tested(page, files):
 
 
 def test_the_pages_name_options_that_exist():
-    from mone_ref.cli.conform import WITH_VALUE
+    from mone_ref.suite.options import WITH_VALUE
 
     for page in ("plug-in.md", "github-actions.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         for flag in re.findall(r"mone-ref conform[^`\n]*?(--[a-z-]+)", text):
-            assert flag in WITH_VALUE | {"--smoke"}, flag
+            assert flag in {*WITH_VALUE, "--smoke"}, flag

@@ -55,6 +55,8 @@ def check_alone(settings: Settings) -> None:
     flags = [flag for flag, value in given.items() if value]
     if len(flags) > 1:
         raise BackendError(f"{flags[0]} and {flags[1]} exclude each other")
+    if settings.isolate and settings.backend == "server":
+        raise BackendError("--isolate: a server runs in a process of its own already")
 
 
 def find(name: str) -> Backend:

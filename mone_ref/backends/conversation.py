@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -54,10 +55,9 @@ class Conversation:
         directory = str(self._child.directory)
         fields = {"protocol": VERSION, "exchange": directory}
         deadline = time.monotonic() + seconds
-        try:
+        with suppress(TimeoutError):
             return self.ask("start", lambda answer, _: answer, fields, deadline=deadline)
-        except TimeoutError:
-            raise TimeoutError(f"no answer to start within {seconds:g} s") from None
+        raise TimeoutError(f"no answer to start within {seconds:g} s")
 
     def ask(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,8 @@ def commanded(command: str, limit: float = START_LIMIT) -> ProcessBackend:
         raise BackendError(f"--backend-cmd {show(command)}: {error}") from error
     if not words:
         raise BackendError(f"--backend-cmd {show(command)}: expected a command")
+    if shutil.which(words[0]) is None:
+        raise BackendError(f"--backend-cmd: there is no program {show(words[0])}")
     return ProcessBackend(words, limit, os.environ)
 
 

@@ -29,8 +29,6 @@ EPILOG = "\n\n".join(
     for flag, option in options.OPTIONS.items()
 )
 
-WITH_VALUE = {flag for flag, option in options.OPTIONS.items() if "metavar" in option}
-
 
 def conform(
     context: typer.Context,
@@ -77,7 +75,7 @@ def joined(arguments: list[str]) -> list[str]:
     """
     words, left = [], iter(arguments)
     for word in left:
-        value = next(left, None) if word in WITH_VALUE else None
+        value = next(left, None) if word in options.WITH_VALUE else None
         flag, equals, rest = (word if value is None else f"{word}={value}").partition("=")
         words.append(f"{options.RENAMED.get(flag, flag)}{equals}{rest}")
     return words

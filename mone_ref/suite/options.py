@@ -79,6 +79,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+WITH_VALUE = tuple(flag for flag, option in OPTIONS.items() if "metavar" in option)
+
 RENAMED = {"--fixtures": "--own-fixtures"}
 """What pytest calls an option that has the name of one of its own."""
 
@@ -89,6 +91,15 @@ DONE = "done"
 
 class OptionError(ValueError):
     """An option with a value that cannot be used."""
+
+
+def check_value(flag: str, value: Any) -> None:
+    """An empty value, such as an unset variable of a script leaves, is not the default.
+
+    Raises ``OptionError``.
+    """
+    if value == "" or (isinstance(value, list) and "" in value):
+        raise OptionError(f"{flag}: found an empty value, expected {OPTIONS[flag]['metavar']}")
 
 
 def engine_args(texts: Iterable[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
-from mone_ref.errors import show
+from mone_ref.errors import Phase, show
 from mone_ref.fill import pins
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import (
@@ -25,14 +25,15 @@ from mone_ref.suite import (
     verdict,
 )
 from mone_ref.suite.bench import Options
-from mone_ref.suite.capture import chain
 from mone_ref.suite.cases import Case, Kind
 from mone_ref.suite.diagnosis import Diagnosis, Diagnostician
 from mone_ref.suite.errormap import ErrorMap
 from mone_ref.suite.expectations import Agreement, Deviation
+from mone_ref.suite.guard import Failure, Guard
 from mone_ref.suite.mistakes import Mistakes
 from mone_ref.suite.options import OptionError
 from mone_ref.suite.outcomes import Outcome, Result
+from mone_ref.suite.printable import printable
 from mone_ref.suite.runner import Harness
 from mone_ref.suite.simulate import Simulator
 from mone_ref.suite.spec import Level
@@ -40,6 +41,8 @@ from mone_ref.suite.verdict import Verdict
 
 DTYPES = ("float32", "bfloat16", "float16")
 LONGEST = 86400
+DESCRIBE_LINES = 6
+"""Lines shown of what an engine said that could not describe itself."""
 FOLDERS = {"error_map": "error_maps", "expectations": "expectations"}
 """Attributes of a backend, and where the suite keeps those files for the engines it knows."""
 FAILING = {Level.MUST: "failed", Level.SHOULD: "advice", Level.MAY: "differs"}
@@ -106,7 +109,7 @@ class Run:
         check_places(self.settings)
         check_limit("--call-limit", self.settings.call_limit)
         check_limit("--case-limit", self.settings.case_limit)
-        self.info = described(self.backend)
+        self.info = described(self.backend, self.settings.call_limit)
         self.clauses = spec.load(self.root)
         self.cases = self._find_cases()
         self.levels = verdict.levels(self.cases, self.clauses)
@@ -342,10 +345,12 @@ def own_told(directory: Path, results: Sequence[Result]) -> str:
 
 
 def check_places(settings: Settings) -> None:
-    """Every file of the run must be one that can be written. Raises ``OptionError``."""
-    for path in (settings.report, settings.markdown, settings.write_expectations):
-        if path is None:
-            continue
+    """Every file of the run must be one of its own that can be written. Raises ``OptionError``."""
+    places = (settings.report, settings.markdown, settings.write_expectations)
+    given = [path for path in places if path is not None]
+    for index, path in enumerate(given):
+        if path.resolve() in {other.resolve() for other in given[:index]}:
+            raise OptionError(f"{path}: two options write this file")
         if not path.parent.is_dir():
             raise OptionError(f"{path}: there is no such directory")
         if path.exists() and not path.is_file():
@@ -375,12 +380,15 @@ def words(value: Any) -> list[Any]:
     return [*value, *value.values()] if isinstance(value, Mapping) else list(value)
 
 
-def described(backend: Backend) -> BackendInfo:
-    """The engine's description of itself. Raises ``OptionError`` when it makes no sense."""
-    try:
-        info = backend.describe()
-    except Exception as error:
-        raise OptionError(f"the engine cannot describe itself: {chain(error)}") from error
+def described(backend: Backend, limit: float = Options.time_limit) -> BackendInfo:
+    """The engine's description of itself, given within ``limit`` seconds.
+
+    Raises ``OptionError``, on one line, when it is not given or makes no sense.
+    """
+    info = Guard(ErrorMap(), limit).call(Phase.INIT, backend.describe)
+    if isinstance(info, Failure):
+        told = " | ".join(text.excerpt(printable(info.evidence), DESCRIBE_LINES))
+        raise OptionError(f"the engine cannot describe itself: {told}")
     if not isinstance(info, BackendInfo):
         raise OptionError(f"describe() returned {type(info).__name__}, not BackendInfo")
     for name, (kind, expected) in INFO_TYPES.items():
