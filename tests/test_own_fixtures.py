@@ -12,7 +12,7 @@ import fake_engines as fakes
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mone_ref.backends.reference import ReferenceBackend
 from mone_ref.cli import conform
@@ -185,6 +185,14 @@ def test_a_golden_of_another_checkpoint(own):
     told = refusal(own)
     assert told.startswith(f"--fixtures {own}: mine: golden.safetensors is stale: prompt 1 is off")
     assert told.endswith("; fill the recipe again")
+
+
+def test_a_checkpoint_whose_answers_are_no_numbers(own):
+    path = own / "mine" / "checkpoint" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"][0, 0] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert "mine: golden.safetensors is stale: prompt 0 is off by nan" in refusal(own)
 
 
 def test_a_golden_of_another_vocabulary(own):
