@@ -15,7 +15,14 @@ import torch
 from fake_engines import AcceptsEverything, Honest, Wrapped
 from torch import Tensor
 
-from mone_ref.backend import BackendInfo, Generation, LoadOptions, Scores, Session
+from mone_ref.backend import (
+    BackendInfo,
+    Generation,
+    LoadOptions,
+    Scores,
+    Session,
+    Unavailable,
+)
 from mone_ref.errors import Rejected
 
 
@@ -264,6 +271,20 @@ class LosesConstants(Honest):
         for layer in session.inner.model.weights.moe_layers.values():
             layer.constants.zero_()
         return session
+
+
+class OnlyMixtral(Honest):
+    """Has no other architecture."""
+
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        if "Mixtral" not in (checkpoint / "config.json").read_text(encoding="utf-8"):
+            raise Unavailable("no kernel")
+        return super().load(checkpoint, options)
+
+
+class HasNothing(Honest):
+    def load(self, checkpoint: Path, options: LoadOptions) -> Session:
+        raise Unavailable("no kernel")
 
 
 class Coloured(Honest):

@@ -313,6 +313,16 @@ def test_a_backend_that_cannot_close_or_describe_itself():
     assert not check.passed
 
 
+def test_an_engine_without_an_architecture_is_asked_for_the_next():
+    settings = Settings("x", dtypes=("float32",))
+    found = {check.name: check for check in smoke.run(settings, adapters.OnlyMixtral(), ROOT)}
+    assert found["plain float32"].found == "mixtral-approx-plain: 2 prompts within budget"
+    assert all(check.passed for check in found.values())
+    *_, last = smoke.run(settings, adapters.HasNothing(), ROOT)
+    assert (last.name, last.found) == ("load", "not available: no kernel")
+    assert not last.passed
+
+
 def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     run = [sys.executable, "-c", "from mone_ref.cli import main; main()", "conform", "--smoke"]
     paths = os.pathsep.join((str(ROOT), str(TESTS)))

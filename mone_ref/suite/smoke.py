@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mone_ref import config
-from mone_ref.backend import Backend, Scores, capable
+from mone_ref.backend import Backend, Scores, Unavailable, capable
 from mone_ref.errors import Phase
 from mone_ref.suite import adapter_mistakes, errormap, optional_methods
 from mone_ref.suite.attempt import Attempt
@@ -34,6 +34,10 @@ FIXTURES = ("olmoe-approx", "qwen3-approx", "mixtral-approx")
 """One of each family; the first whose plain control loads is used."""
 
 LATER = "the suite will judge that"
+UNAVAILABLE = (
+    "nothing is left to judge of an engine without OLMoE, Qwen3-MoE and Mixtral",
+    "what has its plain model must load or be refused: Unavailable is not for substitution",
+)
 EVIDENCE = 8
 """Lines shown of what an engine said."""
 
@@ -67,19 +71,27 @@ def run(settings: Settings, backend: Backend, root: Path) -> Iterator[Check]:
     dtypes = ", ".join(info.compute)
     yield Check("describe", f"{info.name} {info.version} on {info.device}: {dtypes}")
     suite = Run(settings, backend, root)
+    try:
+        yield from checks(suite)
+    except Unavailable as unavailable:
+        yield Check("load", f"not available: {unavailable.reason}", UNAVAILABLE)
+    left_open = suite.harness.close()
+    if left_open:
+        yield failed("close", left_open, ("Backend.close() must not fail",))
+
+
+def checks(suite: Run) -> Iterator[Check]:
+    """What an engine does that has described itself. Raises ``Unavailable`` as ``load`` does."""
     bench = suite.harness.bench
     fixture = chosen_fixture(bench, suite.dtypes[0])
     for dtype in suite.dtypes:
-        checks = list(plain(bench, fixture + PLAIN, dtype))
-        yield from checks
-        if checks[0].passed:
+        answers = list(plain(bench, fixture + PLAIN, dtype))
+        yield from answers
+        if answers[0].passed:
             yield substituted(bench, fixture, dtype)
     yield from refusals(bench, fixture, suite.dtypes[0])
     yield from optional(bench, fixture, suite.dtypes[0])
     yield from layers(suite)
-    left_open = suite.harness.close()
-    if left_open:
-        yield failed("close", left_open, ("Backend.close() must not fail",))
 
 
 def check_settings(settings: Settings) -> None:
@@ -98,8 +110,15 @@ def check_settings(settings: Settings) -> None:
 
 def chosen_fixture(bench: Bench, dtype: str) -> str:
     """The first fixture whose plain control loads, or the first of all."""
-    loads = (name for name in FIXTURES if not bench.attempt(name + PLAIN, dtype).failure)
-    return next(loads, FIXTURES[0])
+    return next((name for name in FIXTURES if loads(bench, name + PLAIN, dtype)), FIXTURES[0])
+
+
+def loads(bench: Bench, fixture: str, dtype: str) -> bool:
+    """Whether a fixture is loaded and answered; an engine need not have its architecture."""
+    try:
+        return not bench.attempt(fixture, dtype).failure
+    except Unavailable:
+        return False
 
 
 # -- answers
