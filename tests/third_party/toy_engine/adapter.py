@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mone_ref.backend import Backend, BackendInfo, LoadOptions, Scores, Session
-from toy_engine.engine import Model
+from mone_ref.backend import Backend, BackendInfo, LoadOptions, Scores, Session, Unavailable
+from mone_ref.backends import architectures
+from toy_engine.engine import NAMES, Model
 
 HERE = Path(__file__).parent
 
@@ -31,7 +32,13 @@ class ToyBackend(Backend):
         )
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        """Load; the engine's own exceptions go through, and the error map knows them."""
+        """Load; the engine's own exceptions go through, and the error map knows them.
+
+        Raises ``Unavailable`` for a model that the engine does not have, substituted or not.
+        """
+        for name in architectures.named(architectures.read(checkpoint)):
+            if name not in NAMES:
+                raise Unavailable(f"the engine has no {name}")
         return ToySession(Model(checkpoint))
 
 
