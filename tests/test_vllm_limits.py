@@ -36,30 +36,41 @@ def written(directory: Path, document: Any) -> Path:
 )
 def test_what_cannot_run_on_a_cpu(fixture: str, reason: str):
     checkpoint = FIXTURES / fixture / "checkpoint"
-    assert vllm_limits.unavailable(checkpoint, cuda=False).startswith(reason)
-    assert vllm_limits.unavailable(checkpoint, cuda=True) == ""
+    assert vllm_limits.unavailable(checkpoint, "float32", cuda=False).startswith(reason)
+    assert vllm_limits.unavailable(checkpoint, "float32", cuda=True) == ""
 
 
 @pytest.mark.parametrize("fixture", ["olmoe-approx", "deepseek2-approx", "glm4-approx", "qwen3-vl"])
 def test_what_may_run(fixture: str):
-    assert vllm_limits.unavailable(FIXTURES / fixture / "checkpoint", cuda=False) == ""
+    assert vllm_limits.unavailable(FIXTURES / fixture / "checkpoint", "float32", cuda=False) == ""
 
 
-def test_amx_kernels_take_no_narrow_latent_heads(monkeypatch):
+@pytest.mark.parametrize(
+    ("head", "dtype", "reason"),
+    [
+        (32, "bfloat16", ""),
+        (32, "float32", "vLLM's AMX kernels of latent attention have no right answers in float32"),
+        (32, "float16", "vLLM's AMX kernels of latent attention have no right answers in float16"),
+        (16, "bfloat16", "vLLM's AMX kernels take no 16 input features, which this latent"),
+    ],
+)
+def test_latent_attention_on_amx(head: int, dtype: str, reason: str, monkeypatch, tmp_path):
     monkeypatch.setattr(vllm_limits, "has_amx", lambda: True)
-    checkpoint = FIXTURES / "deepseek3-approx" / "checkpoint"
-    reason = "vLLM's AMX kernels take no 16 input features, which this latent attention has"
-    assert vllm_limits.unavailable(checkpoint, cuda=False) == reason
-    assert vllm_limits.unavailable(checkpoint, cuda=True) == ""
-    assert vllm_limits.unavailable(FIXTURES / "glm4-approx" / "checkpoint", cuda=False) == ""
+    checkpoint = written(tmp_path, {**LATENT, "qk_nope_head_dim": head})
+    found = vllm_limits.unavailable(checkpoint, dtype, cuda=False)
+    assert found.startswith(reason)
+    assert bool(found) is bool(reason)
+    assert vllm_limits.unavailable(checkpoint, dtype, cuda=True) == ""
+    glm = FIXTURES / "glm4-approx" / "checkpoint"
+    assert vllm_limits.unavailable(glm, dtype, cuda=False) == ""
 
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_qwen3_vl_needs_torchvision(cuda: bool, monkeypatch):
     monkeypatch.setattr(vllm_limits, "find_spec", lambda name: None)
-    reason = vllm_limits.unavailable(FIXTURES / "qwen3-vl" / "checkpoint", cuda)
+    reason = vllm_limits.unavailable(FIXTURES / "qwen3-vl" / "checkpoint", "float32", cuda)
     assert reason == "vLLM imports torchvision for Qwen3-VL, and it is not installed"
-    assert vllm_limits.unavailable(FIXTURES / "olmoe-approx" / "checkpoint", cuda) == ""
+    assert vllm_limits.unavailable(FIXTURES / "olmoe-approx" / "checkpoint", "float32", cuda) == ""
 
 
 def test_only_qwen3_vl_has_arguments_of_its_own():
@@ -83,10 +94,10 @@ def test_only_qwen3_vl_has_arguments_of_its_own():
     ids=str,
 )
 def test_whatever_else_a_config_says_is_left_to_the_engine(document: Any, tmp_path):
-    assert vllm_limits.unavailable(written(tmp_path, document), cuda=False) == ""
+    assert vllm_limits.unavailable(written(tmp_path, document), "float32", cuda=False) == ""
 
 
 def test_a_missing_config_is_left_to_the_engine(tmp_path):
-    assert vllm_limits.unavailable(tmp_path, cuda=False) == ""
+    assert vllm_limits.unavailable(tmp_path, "float32", cuda=False) == ""
     (tmp_path / "config.json").write_bytes(b"\xff{")
-    assert vllm_limits.unavailable(tmp_path, cuda=False) == ""
+    assert vllm_limits.unavailable(tmp_path, "float32", cuda=False) == ""

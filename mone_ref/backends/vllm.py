@@ -105,7 +105,7 @@ class VllmBackend(Backend):
         Raises ``Unavailable`` for an architecture that cannot run here (``vllm_limits.py``).
         The previous session must be closed: two engines share process groups.
         """
-        if reason := vllm_limits.unavailable(checkpoint, self._cuda):
+        if reason := vllm_limits.unavailable(checkpoint, options.dtype, self._cuda):
             raise Unavailable(reason)
         from vllm import LLM
 

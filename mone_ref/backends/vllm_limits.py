@@ -21,7 +21,7 @@ AMX_FEATURES = 32
 """Input features of a weight that is packed for AMX are a multiple of this."""
 
 
-def unavailable(checkpoint: Path, cuda: bool) -> str:
+def unavailable(checkpoint: Path, dtype: str, cuda: bool) -> str:
     """Why this checkpoint's architecture has no way to run here; empty where it may have."""
     document = architectures.read(checkpoint)
     named = architectures.named(document)
@@ -35,8 +35,19 @@ def unavailable(checkpoint: Path, cuda: bool) -> str:
     size = cached_size(document)
     if latent and size not in (0, CPU_LATENT_SIZE):
         return f"vLLM's CPU kernels of latent attention hold {CPU_LATENT_SIZE} elements, not {size}"
+    return latent_on_amx(document, dtype) if latent and has_amx() else ""
+
+
+def latent_on_amx(document: dict[str, Any], dtype: str) -> str:
+    """What the AMX kernels of latent attention cannot do.
+
+    Measured on plain models: float32 is refused ("expect weight to be bfloat16, float16, ..."),
+    float16 is 3 nats off, and a head of 16 is refused ("invalid weight input features 16").
+    """
+    if dtype != "bfloat16":
+        return f"vLLM's AMX kernels of latent attention have no right answers in {dtype}"
     plain = document.get("qk_nope_head_dim")
-    if latent and has_amx() and isinstance(plain, int) and plain % AMX_FEATURES:
+    if isinstance(plain, int) and plain % AMX_FEATURES:
         return f"vLLM's AMX kernels take no {plain} input features, which this latent attention has"
     return ""
 
