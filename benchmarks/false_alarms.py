@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from mone_ref import backends, experts, layer, loading, moe
-from mone_ref.backend import Backend, LoadOptions, Scores
+from mone_ref.backend import Backend, LoadOptions, Scores, Session
 from mone_ref.fill import fixture
 from mone_ref.fill.recipe import Recipe, RecipeError
 from mone_ref.fill.variants import STORAGE, permuted
@@ -180,12 +180,16 @@ def fused(module: object, name: str) -> Callable[..., Tensor]:
 def through(name: str, checkpoint: Path, dtype: str, **engine_args: str) -> Answer:
     """An engine through its adapter."""
     made = ADAPTERS.setdefault(name, backends.find(name))
+    if name in OPEN:
+        OPEN.pop(name).close()  # vLLM runs one engine in a process
     # Fixtures hold 64 positions, and an engine needs one behind the longest prompt.
     options = LoadOptions(dtype=dtype, max_tokens=48, engine_args=engine_args)
-    return made.load(checkpoint, options).score
+    OPEN[name] = made.load(checkpoint, options)
+    return OPEN[name].score
 
 
 ADAPTERS: dict[str, Backend] = {}
+OPEN: dict[str, Session] = {}
 
 ENGINES: Mapping[str, Callable[[Path, str], Answer]] = {
     "reference, 1 thread": own,
