@@ -280,7 +280,7 @@ def read(
         clip_qkv = fields.positive(fields.agree(fields.find("clip_qkv")))
     normed = _flag(fields, family, "use_qk_norm", True)
     biased = bool(family.attention_bias) and _flag(fields, family, family.attention_bias, False)
-    tied = fields.flag("tie_word_embeddings", False)
+    tied = _read_tied(fields)
     dtype = _read_dtype(fields)
     if fields.errors:
         return None
@@ -309,6 +309,16 @@ def _flag(fields: Fields, family: Family, key: str, otherwise: bool) -> bool:
     if key not in family.reads:
         return otherwise
     return fields.flag(key, bool(family.defaults[key]))
+
+
+def _read_tied(fields: Fields) -> bool:
+    """Whether the head is the embedding. The outermost word counts: libraries write their default
+    into the text config of a multimodal model, and tie by what the model says."""
+    for found in reversed(fields.find("tie_word_embeddings")):
+        if isinstance(found.value, bool):
+            return found.value
+        fields.wrong(found, "true or false")
+    return False
 
 
 def _read_latent(fields: Fields) -> Latent:

@@ -76,21 +76,31 @@ def check(directory: Path | str, dtype: str | None = None, *, scan: bool = False
     try:
         config = config_file.read(checkpoint.directory)
         problems = [*config.findings, *checkpoint.problems]
-    except NotModelled as limits:
-        config, not_modelled = limits.config, limits.problems
-        problems = [*limits.findings, *checkpoint.problems]
+    except NotModelled as limited:
+        config, not_modelled = limited.config, limited.problems
+        problems = [*limited.findings, *checkpoint.problems]
     except Rejected as rejected:
         problems = [*most(rejected.problems), *checkpoint.problems]
     if not checkpoint.errors:
         try:
             if config is not None:
-                problems += tensor_problems(config, checkpoint, dtype)
+                found = list(tensor_problems(config, checkpoint, dtype))
+                limits = other_layout(config, found)
+                not_modelled += limits
+                problems += [problem for problem in found if problem not in limits]
             elif not_modelled:
                 problems += plain_problems(checkpoint)
             problems += stored_problems(checkpoint, scan, problems)
         except Rejected as changed:  # a file changed while it was read
             problems += changed.problems
     return Report(tuple(problems), config, checkpoint, not_modelled)
+
+
+def other_layout(config: Config, found: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Fused experts of a model in which nothing is substituted: not computed here, not broken."""
+    if config.substitution.form != "none":
+        return ()
+    return tuple(problem for problem in found if problem.code is Code.FUSED_EXPERTS)
 
 
 def tensor_problems(

@@ -347,7 +347,8 @@ def test_the_minimal_engine_knows_nothing_of_mone_ref():
 # -- nothing is left behind
 
 SUITE = """
-import os, time
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from mone_ref.backends.child import Child
 child = Child(["sh", "-c", "sleep 600 & echo started >&2; sleep 600"], os.environ)
 while b"started" not in child.output.take():
@@ -380,6 +381,7 @@ def test_an_engine_does_not_outlive_the_suite(end):
 
 
 def test_an_interrupt_in_the_middle_of_a_request_ends_the_engine():
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     talk = Conversation([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
     group = talk._child.pid
     previous = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -389,6 +391,7 @@ def test_an_interrupt_in_the_middle_of_a_request_ends_the_engine():
             talk.start(60.0)
     finally:
         signal.signal(signal.SIGALRM, previous)
+        signal.signal(signal.SIGINT, heard)
     assert talk.over == "the engine's process was ended during start, without an answer"
     with pytest.raises(backend.Crashed, match="was ended during start"):
         talk.ask("stop", only_ok, {})

@@ -261,7 +261,9 @@ def test_their_engine_shares_no_code_with_the_oracle():
         if path.name != "adapter.py":
             assert "mone_ref" not in path.read_text(encoding="utf-8").replace("mone-ref", "")
     adapter = (REPOSITORY / "toy_engine" / "adapter.py").read_text(encoding="utf-8")
-    assert re.findall(r"(?:from|import) (mone_ref\S*)", adapter) == ["mone_ref.backend"]
+    used = re.findall(r"(?:from|import) (mone_ref\S*)", adapter)
+    assert used == ["mone_ref.backend", "mone_ref.backends"]
+    assert "from mone_ref.backends import architectures\n" in adapter
     assert len(adapter.splitlines()) <= 100
 
 

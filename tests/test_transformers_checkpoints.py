@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from mone_ref import families, validate
+from mone_ref.errors import Code
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -111,9 +112,12 @@ def test_a_saved_model_gives_no_finding(tmp_path: Path, name: str, shard: str | 
     files = list(tmp_path.glob("*.safetensors"))
     assert (len(files) > 1) is (shard is not None)
     report = validate.check(tmp_path, "bfloat16", scan=True)
-    assert report.problems == ()
+    vision = [problem.code for problem in report.problems]  # a note that a tower is carried
+    assert vision == ([Code.UNKNOWN_TENSOR] if name == "qwen3_vl_moe" else [])
+    assert not report.errors
     assert report.checkpoint is not None
     assert len(report.checkpoint.tensors) > 20
     known = families.find(model.config.architectures, model.config.model_type) is not None
     assert (report.config is not None) is known
-    assert (report.not_modelled == ()) is known
+    # The text decoder of Qwen3-VL is known, but transformers fuses its experts.
+    assert (report.not_modelled == ()) is (known and name != "qwen3_vl_moe")

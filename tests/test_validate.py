@@ -644,8 +644,18 @@ def test_an_empty_directory_lacks_config_and_weights(tmp_path: Path) -> None:
     "fixture", sorted(path.parent.name for path in ROOT.glob("fixtures/*/recipe.yaml"))
 )
 def test_the_fixtures_give_no_finding_in_any_dtype(fixture: str) -> None:
+    """Nor a note, unless a checkpoint carries what a text decoder does not build."""
+    carried = CARRIED.get(fixture.removesuffix("-plain"))
+    expected = [(Code.UNKNOWN_TENSOR, Severity.NOTE, *carried)] if carried else []
     for dtype in (None, *dtypes.PARAMETER_DTYPES):
-        assert findings(ROOT / "fixtures" / fixture / "checkpoint", dtype) == []
+        assert findings(ROOT / "fixtures" / fixture / "checkpoint", dtype) == expected
+
+
+CARRIED = {
+    "deepseek3-approx": ("model.layers.3.mlp.gate.e_score_correction_bias", "LOAD-4"),
+    "qwen3-vl": ("model.visual.blocks.0.attn.qkv.weight", ""),
+}
+"""The first tensor of an MTP layer, or of a vision tower, and the clause that skips it."""
 
 
 def test_nothing_imports_torch(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def load(checkpoint: Path, dtype: torch.dtype) -> Any:
         if name not in taken
     }
     lacking, unknown = model.load_state_dict(rest, strict=False, assign=True)
+    model.tie_weights()  # a head that is tied was the embedding before it was assigned
     assert not unknown
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()  # is the embedding
     assert all(".mlp.experts." in name or name in tied for name in lacking)
