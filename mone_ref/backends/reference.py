@@ -31,7 +31,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class ReferenceBackend(Backend):
-    """mone-ref's own oracle at an engine's precision."""
+    """mone-ref's own oracle at an engine's precision.
+
+    One thread: the products of fixtures are too small to share, and threads that wait for each
+    other take a busy machine twice the time and more.
+    """
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
 
     def describe(self) -> BackendInfo:
         """Float32, bfloat16 and float16 on the CPU; every listed feature is refused."""
