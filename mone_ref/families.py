@@ -144,9 +144,10 @@ class Family:
         """Tensor name of one matrix of a layer without experts."""
         return f"{self.layer_prefix(layer)}.{self.dense}.{projection}.weight"
 
-    def shared_name(self, layer: int, projection: str) -> str:
-        """Tensor name of one matrix of the shared experts, which are one MLP."""
-        return f"{self.layer_prefix(layer)}.{self.shared}.{projection}.weight"
+    def mlp_names(self, path: str) -> tuple[str, str, str]:
+        """Tensor names of gate, up and down below a module path, of an expert or any other MLP."""
+        gate, up, down = (f"{path}.{name}.weight" for name in self.projections)
+        return gate, up, down
 
     def constant_name(self, layer: int, expert: int) -> str:
         """Tensor name of a constant in the approx form (FMT-5)."""

@@ -106,33 +106,35 @@ def _latent(model: ModelConfig, sizes: Latent) -> Iterator[tuple[str, Shape]]:
 
 def _dense(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
     """The MLP of a layer without experts."""
-    family, hidden, intermediate = model.family, model.hidden_size, model.dense_intermediate_size
-    yield family.dense_name(layer, family.gate), (intermediate, hidden)
-    yield family.dense_name(layer, family.up), (intermediate, hidden)
-    yield family.dense_name(layer, family.down), (hidden, intermediate)
+    path = f"{model.family.layer_prefix(layer)}.{model.family.dense}"
+    return _mlp(model, path, model.dense_intermediate_size)
+
+
+def _mlp(model: ModelConfig, path: str, intermediate: int) -> Iterator[tuple[str, Shape]]:
+    """Gate, up and down of one MLP."""
+    gate, up, down = model.family.mlp_names(path)
+    yield gate, (intermediate, model.hidden_size)
+    yield up, (intermediate, model.hidden_size)
+    yield down, (model.hidden_size, intermediate)
 
 
 def _moe(config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
     """Router, shared experts, and retained experts, ids ascending."""
     model, family = config.model, config.model.family
-    hidden, intermediate = model.hidden_size, model.intermediate_size
     substitution = config.substitution.layer(layer, model.num_experts)
-    yield family.router_name(layer), (model.num_experts, hidden)
+    yield family.router_name(layer), (model.num_experts, model.hidden_size)
     if family.correction_bias:
         yield f"{family.layer_prefix(layer)}.{family.correction_bias}", (model.num_experts,)
     if model.shared_intermediate_size:
         yield from _shared(model, layer)
     for expert in substitution.retained:
-        yield family.projection_name(layer, expert, family.gate), (intermediate, hidden)
-        yield family.projection_name(layer, expert, family.up), (intermediate, hidden)
-        yield family.projection_name(layer, expert, family.down), (hidden, intermediate)
+        path = f"{family.experts_path(layer)}.{expert}"
+        yield from _mlp(model, path, model.intermediate_size)
 
 
 def _shared(model: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
-    """Shared experts, which are stored as one MLP."""
-    family, hidden, intermediate = model.family, model.hidden_size, model.shared_intermediate_size
-    yield family.shared_name(layer, family.gate), (intermediate, hidden)
-    yield family.shared_name(layer, family.up), (intermediate, hidden)
-    yield family.shared_name(layer, family.down), (hidden, intermediate)
+    """Shared experts, which are stored as one MLP, and their gate."""
+    family, prefix = model.family, model.family.layer_prefix(layer)
+    yield from _mlp(model, f"{prefix}.{family.shared}", model.shared_intermediate_size)
     if family.shared_gate:
-        yield f"{family.layer_prefix(layer)}.{family.shared_gate}.weight", (1, hidden)
+        yield f"{prefix}.{family.shared_gate}.weight", (1, model.hidden_size)

@@ -7,7 +7,7 @@ never allocated (EXEC-1).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,12 @@ def read_latent(tensors: Tensors, path: str) -> LatentWeights:
 def read_dense(config: Config, tensors: Tensors, index: int) -> ExpertWeights:
     """The MLP of a layer without experts, as one row."""
     family = config.model.family
-    parts = (tensors.read(family.dense_name(index, name)) for name in family.projections)
+    return read_mlp(tensors, family.mlp_names(f"{family.layer_prefix(index)}.{family.dense}"))
+
+
+def read_mlp(tensors: Tensors, names: Iterable[str]) -> ExpertWeights:
+    """A single MLP, as one row."""
+    parts = (tensors.read(name) for name in names)
     return ExpertWeights(*(part[None] for part in parts))  # [1, I, H], [1, I, H], [1, H, I]
 
 
@@ -223,10 +228,10 @@ def read_shared(config: Config, tensors: Tensors, index: int) -> SharedExperts |
     family = config.model.family
     if not config.model.shared_intermediate_size:
         return None
-    parts = (tensors.read(family.shared_name(index, name)) for name in family.projections)
+    prefix = family.layer_prefix(index)
     return SharedExperts(
-        weights=ExpertWeights(*(part[None] for part in parts)),  # [1, I, H] twice, [1, H, I]
-        gate=tensors.find(f"{family.layer_prefix(index)}.{family.shared_gate}.weight"),  # [1, H]
+        weights=read_mlp(tensors, family.mlp_names(f"{prefix}.{family.shared}")),
+        gate=tensors.find(f"{prefix}.{family.shared_gate}.weight"),  # [1, H]
     )
 
 

@@ -91,18 +91,15 @@ def flips_that_explain(
                 for flip in (Flip(*place, layer) for layer in oracle.weights.moe_layers)
             ]
             measured = [(measure(found, new, yardstick), flip, new) for flip, new in tried]
-            now, flip, answers = min(
-                measured, key=lambda one: float(one[0].tokens[place[0]][place[1]])
-            )
+            now, flip, answers = min(measured, key=lambda one: at(one[0], *place))
             flips.append(flip)
             if now.beyond(limit) == place:
                 return None
     return now, flips
 
 
-def at(away: Distance, place: tuple[int, int]) -> float:
+def at(away: Distance, prompt: int, token: int) -> float:
     """Distance of one token of a prompt."""
-    prompt, token = place
     return float(away.tokens[prompt][token])
 
 
