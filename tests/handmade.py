@@ -141,3 +141,20 @@ def index(weight_map: dict[str, str], total: Any = None) -> dict[str, Any]:
     """A shard index."""
     metadata = {} if total is None else {"total_size": total}
     return {"metadata": metadata, "weight_map": weight_map}
+
+
+RECIPE = {
+    "family": "olmoe",
+    "seed": 12,
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 12,
+    "num_layers": 1,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "num_experts": 4,
+    "top_k": 2,
+    "substitution": {"0": [2, 0]},
+    "prompts": [8, 6],
+}
+"""The smallest fixture that a user would fill, but for its name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import handmade
 import pytest
 import torch
 import yaml
@@ -22,21 +23,7 @@ from mone_ref.fill.recipe import RecipeError
 from mone_ref.fill.variants import UNIT_ROUNDOFF, Variant, all_variants, permuted, variants
 from mone_ref.loading import Model
 
-SMALL = {
-    "name": "tiny",
-    "family": "olmoe",
-    "seed": 12,
-    "vocab_size": 16,
-    "hidden_size": 32,
-    "intermediate_size": 12,
-    "num_layers": 1,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "num_experts": 4,
-    "top_k": 2,
-    "substitution": {"0": [2, 0]},
-    "prompts": [8, 6],
-}
+SMALL = {**handmade.RECIPE, "name": "tiny"}
 
 
 @pytest.fixture(scope="module")

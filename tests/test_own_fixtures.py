@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import fake_engines as fakes
+import handmade
 import pytest
 import torch
 from safetensors import safe_open
@@ -22,21 +23,7 @@ from mone_ref.suite.options import OptionError
 from mone_ref.suite.run import Run, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = {
-    "name": "mine",
-    "family": "olmoe",
-    "seed": 12,
-    "vocab_size": 16,
-    "hidden_size": 32,
-    "intermediate_size": 12,
-    "num_layers": 1,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "num_experts": 4,
-    "top_k": 2,
-    "substitution": {"0": [2, 0]},
-    "prompts": [8, 6],
-}
+RECIPE = {**handmade.RECIPE, "name": "mine"}
 
 
 @pytest.fixture(scope="module")
