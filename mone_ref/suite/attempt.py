@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,21 +105,18 @@ class Engine:
 
     def update(self, session: Session, tensors: Mapping[str, Tensor]) -> Failure | None:
         """Direct update of a loaded model."""
-
-        def change() -> None:
-            with fresh_memory_is_nan():
-                session.update(tensors)
-
-        return self.guard.call(Phase.UPDATE, change)
+        return self._change(Phase.UPDATE, lambda: session.update(tensors))
 
     def reload(self, session: Session, checkpoint: Path) -> Failure | None:
         """Layerwise reload of a loaded model."""
+        return self._change(Phase.RELOAD, lambda: session.reload(checkpoint))
 
-        def change() -> None:
+    def _change(self, phase: Phase, change: Callable[[], None]) -> Failure | None:
+        def on_fresh_memory() -> None:
             with fresh_memory_is_nan():
-                session.reload(checkpoint)
+                change()
 
-        return self.guard.call(Phase.RELOAD, change)
+        return self.guard.call(phase, on_fresh_memory)
 
     def score(self, session: Session, prompts: Prompts) -> Answers | Failure:
         """Answers to prompts in one batch."""
