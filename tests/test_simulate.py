@@ -15,6 +15,7 @@ from mone_ref.faults.plant import StaleFault
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import data
 from mone_ref.suite.outcomes import Outcome, Result
+from mone_ref.suite.planted import digest
 from mone_ref.suite.runner import Harness
 from mone_ref.suite.simulate import Simulator
 
@@ -53,6 +54,20 @@ def test_an_answer_that_is_known_took_its_steps_all_the_same():
     wrong = simulator.run(CASES["outputs/olmoe-approx"], "float32", FAULTS["dropped"])
     simulator.close()
     assert wrong.result.outcome is Outcome.MISMATCH
+
+
+def test_a_wrong_engine_that_is_lent_an_honest_model_cannot_change_it():
+    """An update works in place, and the next wrong engine must find the values of the disk."""
+    simulator, case = Simulator(ROOT, ReferenceBackend()), CASES["update/single-constants"]
+    outcomes = [
+        simulator.run(case, "float32", fault).result.outcome
+        for fault in (None, FAULTS["update-adds"])
+    ]
+    loads = simulator.honest.loads.values()
+    simulator.close()
+    assert outcomes == [Outcome.OK, Outcome.MISMATCH]
+    assert loads
+    assert all(digest(vars(made.session)) == made.digest for made in loads)
 
 
 def test_without_a_fault_every_case_is_ok(simulator):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, cast
 from unittest import mock
 
@@ -73,10 +73,16 @@ def target(fault: Fault, patch: Patch) -> Callable[..., Any]:
     step = getattr(importlib.import_module(patch.module), patch.name, None)
     if not callable(step):
         raise StaleFault(f"{fault.id}: {patch.module} has no step {patch.name}")
-    wanted, given = inspect.signature(step), inspect.signature(patch.replacement)
+    wanted, given = signature(step), signature(patch.replacement)
     if wanted != given:
         raise StaleFault(f"{fault.id}: {patch.name}{wanted} is replaced by one that takes {given}")
     return cast("Callable[..., Any]", step)
+
+
+@cache
+def signature(step: Callable[..., Any]) -> inspect.Signature:
+    """As ``inspect.signature``; a matrix plants the same few hundred steps thousands of times."""
+    return inspect.signature(step)
 
 
 def counted(patch: Patch, step: Callable[..., Any], witness: Planted) -> Callable[..., Any]:

@@ -31,7 +31,8 @@ class Options:
 
     ``time_limit`` is in seconds per call, ``case_limit`` per case; ``engine_args`` go to the
     engine verbatim; ``dtypes`` are those of the run, all of the engine's when empty.
-    ``fixtures`` is a directory to use instead of the pinned fixtures.
+    ``fixtures`` is a directory to use instead of the pinned fixtures. ``watchdog`` is for engines
+    that may get stuck outside Python; it costs a thread per call.
     """
 
     time_limit: float = 120.0
@@ -40,6 +41,7 @@ class Options:
     error_map: ErrorMap = field(default_factory=ErrorMap)
     dtypes: tuple[str, ...] = ()
     fixtures: Path | None = None
+    watchdog: bool = True
 
 
 def attempt_key(
@@ -56,7 +58,9 @@ class Bench:
         self.info = info
         self.options = options
         self.fixtures = options.fixtures or root / "fixtures"
-        guard = Guard(options.error_map, options.time_limit, options.case_limit)
+        guard = Guard(
+            options.error_map, options.time_limit, options.case_limit, watchdog=options.watchdog
+        )
         self.engine = Engine(backend, guard)
         self._attempts: dict[tuple[str, ...], Attempt] = {}
         self._goldens: dict[str, Golden] = {}

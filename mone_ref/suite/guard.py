@@ -67,11 +67,22 @@ class Deadline(BaseException):
 class Guard:
     """Calls an engine and answers with its value or with a ``Failure``."""
 
-    def __init__(self, error_map: ErrorMap, limit: float, case_limit: float = float("inf")) -> None:
-        """``limit`` is in seconds, for each call; ``case_limit`` for all calls of one case."""
+    def __init__(
+        self,
+        error_map: ErrorMap,
+        limit: float,
+        case_limit: float = float("inf"),
+        *,
+        watchdog: bool = True,
+    ) -> None:
+        """``limit`` is in seconds, for each call; ``case_limit`` for all calls of one case.
+
+        ``watchdog`` ends the process when a call is stuck outside Python.
+        """
         self.error_map = error_map
         self.limit = limit
         self.case_limit = case_limit
+        self.watchdog = watchdog
         self._case_end = float("inf")
         # Taken now: during a call descriptor 2 is captured.
         self._stderr = os.dup(2)
@@ -102,7 +113,7 @@ class Guard:
         if limit <= 0:
             return Failure(Failed.TIMEOUT, phase, late)
         captured = capture.Captured()
-        alarm = Alarm(limit, self._stderr)
+        alarm = Alarm(limit, self._stderr if self.watchdog else None)
         interrupts = Interrupts()
         try:
             with interrupts.watch(), capture.output(captured), alarm.set(), no_exit():
@@ -172,11 +183,11 @@ class Alarm:
     """A time limit on a block of the main thread.
 
     At the limit ``Deadline`` is raised in the block. A call that is stuck outside
-    Python never sees it; at twice the limit the process then prints its stacks and
-    exits, and the report, which lacks its end, names the case.
+    Python never sees it; at twice the limit the process then prints its stacks to ``stderr``,
+    where that is given, and exits; the report, which lacks its end, names the case.
     """
 
-    def __init__(self, limit: float, stderr: int) -> None:
+    def __init__(self, limit: float, stderr: int | None) -> None:
         self.limit = limit
         self.rang = False
         self._stderr = stderr
@@ -185,13 +196,15 @@ class Alarm:
     def set(self) -> Iterator[None]:
         """Start the clock; stop it when the block is left."""
         previous = signal.signal(signal.SIGALRM, self._ring)
-        faulthandler.dump_traceback_later(2 * self.limit, exit=True, file=self._stderr)
+        if self._stderr is not None:
+            faulthandler.dump_traceback_later(2 * self.limit, exit=True, file=self._stderr)
         signal.setitimer(signal.ITIMER_REAL, self.limit)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            faulthandler.cancel_dump_traceback_later()
+            if self._stderr is not None:
+                faulthandler.cancel_dump_traceback_later()
             signal.signal(signal.SIGALRM, previous or signal.SIG_DFL)
 
     def _ring(self, *_: Any) -> None:

@@ -7,13 +7,14 @@ wrong engine is the honest one on the same input.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,20 +85,34 @@ class Known:
     called: frozenset[str]
 
 
-Answers = dict[tuple[bytes, Prompt], Known]
-"""By the digest of a loaded model, and a prompt."""
+@dataclass(frozen=True)
+class Loaded:
+    """A session of the honest reference as it was loaded, and the watched steps that it took."""
+
+    session: Session
+    digest: bytes
+    called: frozenset[str]
+
+
+@dataclass
+class Honest:
+    """What the honest reference did: answers by the digest of a loaded model and a prompt,
+    and loads by the checkpoint, which nobody changes, and the options."""
+
+    answers: dict[tuple[bytes, Prompt], Known] = field(default_factory=dict)
+    loads: dict[tuple[Path, str], Loaded] = field(default_factory=dict)
 
 
 class Planted(Backend):
     """A backend with a fault; ``calls`` counts the calls of every replaced step.
 
-    ``known`` are answers of the honest backend, empty where there is none; ``answers`` its own.
+    ``honest`` is what the honest backend did, empty where there is none; ``answers`` are its own.
     """
 
-    def __init__(self, inner: Backend, fault: Fault, known: Answers | None = None) -> None:
+    def __init__(self, inner: Backend, fault: Fault, honest: Honest | None = None) -> None:
         self.inner = inner
         self.fault = fault
-        self.known: Answers = {} if known is None else known
+        self.honest = honest or Honest()
         self.answers: dict[tuple[bytes, Prompt], Scores] = {}
         self.calls: Counter[str] = Counter(dict.fromkeys(steps(fault), 0))
 
@@ -115,8 +130,11 @@ class Planted(Backend):
         return self.inner.describe()
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        """As the inner backend, with the fault."""
-        return PlantedSession(self, self._load(checkpoint, options))
+        """As the inner backend, with the fault; the honest model where that calls no wrong step."""
+        made = self.honest.loads.get((checkpoint, str(options)))
+        if made is None or made.called & self.calls.keys():
+            return PlantedSession(self, self._load(checkpoint, options))
+        return PlantedSession(self, copy.deepcopy(made.session), made.digest)
 
     def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
         with self.planted():
@@ -139,11 +157,16 @@ class Planted(Backend):
 
 
 class Watched(Planted):
-    """The honest backend: it counts, and writes its answers down in ``known``."""
+    """The honest backend: it counts, and writes down in ``honest`` what it does."""
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        """As the inner backend."""
-        return WatchedSession(self, self._load(checkpoint, options))
+        """As the inner backend; the model is written down."""
+        before = Counter(self.calls)
+        session = WatchedSession(self, self._load(checkpoint, options))
+        made = copy.deepcopy(session.inner)
+        called = frozenset(self.calls - before)
+        self.honest.loads[checkpoint, str(options)] = Loaded(made, session.digest(), called)
+        return session
 
 
 class PlantedSession(Session):
@@ -153,10 +176,10 @@ class PlantedSession(Session):
     other step has one prompt before it and keeps nothing of the last one (``plant.py``).
     """
 
-    def __init__(self, backend: Planted, inner: Session) -> None:
+    def __init__(self, backend: Planted, inner: Session, known_digest: bytes = b"") -> None:
         self.backend = backend
         self.inner = inner
-        self._digest = b""
+        self._digest = known_digest
 
     def score(self, prompts: list[list[int]]) -> list[Scores]:
         """As the inner session, with the fault."""
@@ -180,7 +203,7 @@ class PlantedSession(Session):
 
     def _known(self, model: bytes, prompt: Prompt) -> Scores | None:
         """What an equal honest model answers, if that calls no replaced step."""
-        answer = self.backend.known.get((model, prompt))
+        answer = self.backend.honest.answers.get((model, prompt))
         if answer is None or answer.called & self.backend.calls.keys():
             return None
         return answer.scores
@@ -228,14 +251,14 @@ class WatchedSession(PlantedSession):
     def _answer(self, prompt: Prompt) -> Scores:
         """An answer that is known counts as one that was made: it took the same steps."""
         scores = super()._answer(prompt)
-        self.backend.calls.update(self.backend.known[self.digest(), prompt].called)
+        self.backend.calls.update(self.backend.honest.answers[self.digest(), prompt].called)
         return scores
 
     def _score(self, prompt: Prompt) -> Scores:
         before = Counter(self.backend.calls)
         scores = super()._score(prompt)
         called = frozenset(self.backend.calls - before)
-        self.backend.known[self.digest(), prompt] = Known(scores, called)
+        self.backend.honest.answers[self.digest(), prompt] = Known(scores, called)
         return scores
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from mone_ref.suite.edits import Edit, edited
 from mone_ref.suite.golden import Golden
 from mone_ref.suite.judge import Parts
 from mone_ref.suite.outcomes import Result
-from mone_ref.suite.planted import STARTS, Planted, Started, Watched, steps, watch
+from mone_ref.suite.planted import STARTS, Honest, Planted, Started, Watched, steps, watch
 from mone_ref.suite.runner import Harness
 
 
@@ -53,7 +53,8 @@ class Simulator:
         options: Options | None = None,
     ) -> None:
         self.reference = reference
-        self._honest = HonestHarness(reference, root, watch(faults), options or Options())
+        quick = replace(options or Options(), watchdog=False)
+        self._honest = HonestHarness(reference, root, watch(faults), quick)
         self._wrong: dict[Fault, WrongHarness] = {}
         self._runs: dict[tuple[str, str], Simulated] = {}
 
@@ -61,6 +62,11 @@ class Simulator:
     def fixtures(self) -> Path:
         """Where the checkpoints lie."""
         return self._honest.bench.fixtures
+
+    @property
+    def honest(self) -> Honest:
+        """What the reference without a fault did so far."""
+        return self._honest.backend.honest
 
     def copy(self, fixture: str, edits: Sequence[Edit] = ()) -> Path:
         """A checkpoint after some edits; it stays until ``close``."""
@@ -189,7 +195,7 @@ class WrongHarness(Harness):
 
     def __init__(self, reference: Backend, fault: Fault, honest: HonestHarness) -> None:
         watched = steps(fault) <= honest.bench.watched
-        self.backend = Planted(reference, fault, honest.backend.known if watched else None)
+        self.backend = Planted(reference, fault, honest.backend.honest if watched else None)
         super().__init__(self.backend, honest.bench.info, honest.root, honest.bench.options)
         self.bench: WrongBench = WrongBench(self.backend, honest)
 
