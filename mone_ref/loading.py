@@ -7,7 +7,7 @@ never allocated (EXEC-1).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from mone_ref.model.decoder import Decoder, DecoderLayer
 from mone_ref.model.latent_attention import LatentWeights
 from mone_ref.moe import MoeLayer, Record, SharedExperts
 from mone_ref.precision import FLOATS, Precision, exact_products, plain
+
+Reading = Callable[[str], None]
+"""Receives the name of every tensor before it is read; what a progress line counts."""
 
 
 class Model:
@@ -100,12 +103,23 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
     """
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be one of {FLOATS}, got {dtype}")
-    report = validate.check(Path(path), dtype=str(dtype).removeprefix("torch."))
+    return build(validate.check(Path(path), dtype=str(dtype).removeprefix("torch.")), dtype)
+
+
+def quiet(name: str) -> None:
+    """Tell nobody."""
+
+
+def build(report: validate.Report, dtype: torch.dtype, reading: Reading = quiet) -> Model:
+    """A model from a checkpoint that was checked for ``dtype``.
+
+    Raises ``Rejected`` with the errors of ``report``, or with what is not computed here.
+    """
     if reasons := report.errors + report.not_modelled:
         raise Rejected(reasons)
     assert report.config is not None
     assert report.checkpoint is not None
-    tensors = Tensors(report.checkpoint, layout.of_model(report.config), dtype)
+    tensors = Tensors(report.checkpoint, layout.of_model(report.config), dtype, reading)
     return Model(report.config, read_decoder(report.config, tensors), plain(dtype))
 
 
@@ -115,10 +129,17 @@ class Tensors:
     ``names`` are those of the model (``layout.py``): what else is stored is never read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: Collection[str], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Collection[str],
+        dtype: torch.dtype,
+        reading: Reading = quiet,
+    ) -> None:
         self.checkpoint = checkpoint
         self.names = names
         self.dtype = dtype
+        self.reading = reading
         self._open = cache(self._open_shard)
 
     def __contains__(self, name: str) -> bool:
@@ -126,6 +147,7 @@ class Tensors:
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """One tensor, in the dtype of the model or in another one."""
+        self.reading(name)
         shard = self._open(self.checkpoint.tensors[name].file)
         tensor: Tensor = shard.get_tensor(name)
         return tensor.to(dtype or self.dtype)

@@ -80,6 +80,7 @@ class ModelConfig:
     without experts, ``dense_layers``, and 0 where there are none;
     ``shared_intermediate_size`` that of all shared experts together, 0 without any.
     ``head_dim`` is the width of queries and keys; ``latent`` is None with plain attention.
+    ``max_positions`` is the longest sequence that the model is made for, None where it is not said.
     """
 
     family: Family
@@ -104,6 +105,7 @@ class ModelConfig:
     clip_qkv: float | None
     tie_word_embeddings: bool
     stored_dtype: str
+    max_positions: int | None
 
     @property
     def moe_layers(self) -> list[int]:
@@ -282,6 +284,8 @@ def read(
     biased = bool(family.attention_bias) and _flag(fields, family, family.attention_bias, False)
     tied = _read_tied(fields)
     dtype = _read_dtype(fields)
+    longest = "max_position_embeddings"
+    max_positions = fields.size(longest) if fields.find(longest) else None
     if fields.errors:
         return None
     if latent:
@@ -301,6 +305,7 @@ def read(
         clip_qkv=clip_qkv,
         tie_word_embeddings=tied,
         stored_dtype=dtype,
+        max_positions=max_positions,
     )
 
 

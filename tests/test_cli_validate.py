@@ -232,7 +232,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     listed = capsys.readouterr().out
     files = {path.stem for path in (ROOT / "mone_ref" / "cli").glob("[a-z]*.py")}
-    assert files == {"validate", "fixtures", "conform", "report", "spec", "matrix"}
+    assert files == {"validate", "run", "fixtures", "conform", "report", "spec", "matrix"}
     assert all(f" {name} " in listed for name in files)
 
 
