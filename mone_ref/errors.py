@@ -149,6 +149,7 @@ class Code(StrEnum):
     )
     DECODER_PATH = "MODEL_WEIGHTS/decoder-path", "The decoder lies under another path."
     TENSOR_DTYPE = "MODEL_WEIGHTS/dtype", "A tensor is stored in a type that cannot be computed."
+    TWO_SOURCES = "MODEL_WEIGHTS/two-sources", "Different stored tensors make one of the model."
     UNKNOWN_TENSOR = "MODEL_WEIGHTS/unknown", "A tensor that the model does not use."
 
     # -- requests

@@ -66,6 +66,21 @@ class Checkpoint:
         """
         return b"".join(self.chunks(name, self.tensors[name].size or 1))
 
+    def read_into(self, buffer: memoryview, name: str, begin: int = 0) -> None:
+        """Fill ``buffer`` with bytes of one tensor from byte ``begin`` of it on.
+
+        Raises Rejected as ``read`` does. Several threads may read at a time.
+        """
+        entry = self.tensors[name]
+        try:
+            with open_regular(self.directory / entry.file) as stream:
+                stream.seek(entry.begin + begin)
+                read = stream.readinto(buffer)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise Rejected([unreadable(entry.file, error)]) from None
+        if read < len(buffer):
+            raise Rejected([_cut(entry, entry.begin + begin + read)])
+
     def chunks(self, name: str, size: int = CHUNK) -> Iterator[bytes]:
         """Bytes of one tensor in pieces of ``size``; raises as ``read`` does."""
         entry = self.tensors[name]
