@@ -284,8 +284,6 @@ def read(
     biased = bool(family.attention_bias) and _flag(fields, family, family.attention_bias, False)
     tied = _read_tied(fields)
     dtype = _read_dtype(fields)
-    longest = "max_position_embeddings"
-    max_positions = fields.size(longest) if fields.find(longest) else None
     if fields.errors:
         return None
     if latent:
@@ -305,7 +303,7 @@ def read(
         clip_qkv=clip_qkv,
         tie_word_embeddings=tied,
         stored_dtype=dtype,
-        max_positions=max_positions,
+        max_positions=_read_max_positions(fields),
     )
 
 
@@ -324,6 +322,13 @@ def _read_tied(fields: Fields) -> bool:
             return found.value
         fields.wrong(found, "true or false")
     return False
+
+
+def _read_max_positions(fields: Fields) -> int | None:
+    """The longest sequence, where a config says one. Nothing that is computed depends on it, so
+    that a value that cannot be one makes no checkpoint wrong."""
+    said = (found.value for found in fields.find("max_position_embeddings"))
+    return next((value for value in said if type(value) is int and value > 0), None)
 
 
 def _read_latent(fields: Fields) -> Latent:

@@ -91,6 +91,15 @@ def test_defaults() -> None:
     assert model.family.name == "olmoe"
 
 
+@pytest.mark.parametrize(
+    ("value", "read"), [(4096, 4096), (None, None), (0, None), (True, None), ("64", None)], ids=str
+)
+def test_the_longest_sequence_is_read_and_never_an_error(value: Any, read: int | None) -> None:
+    parsed = config.parse(cfg(max_position_embeddings=value))
+    assert parsed.model.max_positions == read
+    assert parsed.findings == ()
+
+
 def test_every_field() -> None:
     text = cfg(
         norm_topk_prob=True,
