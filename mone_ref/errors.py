@@ -152,6 +152,23 @@ class Code(StrEnum):
     TWO_SOURCES = "MODEL_WEIGHTS/two-sources", "Different stored tensors make one of the model."
     UNKNOWN_TENSOR = "MODEL_WEIGHTS/unknown", "A tensor that the model does not use."
 
+    # -- plans and rewrites
+    PLAN_FILE = "PLAN/file", "A plan, a score file or a constants file cannot be read as one."
+    PLAN_FIELD = "PLAN/field", "A field of a plan is missing, unknown or has a wrong value."
+    PLAN_LAYER = "PLAN/layer", "A plan names another set of layers than has experts."
+    PLAN_EXPERTS = "PLAN/experts", "A plan's list of experts is none of the layer's."
+    PLAN_COUNTS = "PLAN/counts", "Pruned layers would keep different numbers of experts."
+    PLAN_TOP_K = "PLAN/top-k", "Tokens would be routed to more experts than are kept."
+    PLAN_GROUPS = "PLAN/groups", "The kept experts do not fit the router's expert groups."
+    PLAN_EMPTY = "PLAN/empty", "A plan that changes nothing."
+    PLAN_CONSTANTS = "PLAN/constants", "The constants of a plan are not those that it needs."
+    PLAN_SCORES = "PLAN/scores", "Scores that do not rank the experts."
+    CANNOT_CUT = "REWRITE/cut", "A tensor cannot be cut as whole byte ranges."
+    MTP_POLICY = "REWRITE/mtp", "What becomes of MTP layers with experts is not said, or not done."
+    ALREADY_SUBSTITUTED = "REWRITE/substituted", "The source has substituted experts already."
+    ENGINE_LIMIT = "REWRITE/engine", "The output is well formed, but engines may not load it."
+    OMITTED_FILE = "REWRITE/omitted-file", "Files of the source that are not copied."
+
     # -- requests
     UNSUPPORTED_FEATURE = "UNSUPPORTED/feature", "A feature that substitution excludes."
     UNSUPPORTED_RELOAD = "UNSUPPORTED/layerwise-reload", "Layerwise reload is refused."

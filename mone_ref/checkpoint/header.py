@@ -7,8 +7,8 @@ padded with spaces; then the tensors, back to back, in the order of their offset
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,12 +29,14 @@ ENTRY_KEYS = ("dtype", "shape", "data_offsets")
 class Header:
     """What one file declares; ``entries`` holds only those that are well formed.
 
-    ``size`` is the length of the whole file in bytes, 0 where it could not be read.
+    ``size`` is the length of the whole file in bytes, 0 where it could not be read;
+    ``metadata`` is the text in ``__metadata__``.
     """
 
     entries: tuple[TensorEntry, ...]
     problems: tuple[Problem, ...]
     size: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def read(path: Path, file: str) -> Header:
@@ -109,7 +111,13 @@ def _header(document: dict[str, Any], file: str, data_begin: int, size: int) -> 
             entries.append(TensorEntry(name, file, fields["dtype"], shape, begin, end))
     if not broken:  # a range that is wrong by itself also looks like a hole: name it once
         problems += ranges.problems(entries, file, data_begin, size)
-    return Header(tuple(entries), tuple(problems), size)
+    return Header(tuple(entries), tuple(problems), size, _texts(document.get(METADATA)))
+
+
+def _texts(metadata: object) -> dict[str, str]:
+    """The part of ``__metadata__`` that is text; the rest is reported."""
+    pairs = metadata.items() if isinstance(metadata, dict) else ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def _metadata_problems(metadata: object, file: str) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,14 @@ SUFFIX = ".safetensors"
 
 @dataclass(frozen=True)
 class Index:
-    """A well-formed index: tensor name -> shard, and the declared total, None if unusable."""
+    """A well-formed index: tensor name -> shard, and the declared total, None if unusable.
+
+    ``metadata`` is the whole object that holds the total.
+    """
 
     weight_map: Mapping[str, str]
     total_size: int | None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shards(self) -> dict[str, list[str]]:
@@ -59,7 +63,9 @@ def read(directory: Path) -> tuple[Index | None, list[Problem]]:
     if problems:
         return None, problems
     total_size, problems = _total_size(parsed.value)
-    return Index(parsed.value["weight_map"], total_size), problems
+    metadata = parsed.value.get("metadata")
+    kept = metadata if isinstance(metadata, dict) else {}
+    return Index(parsed.value["weight_map"], total_size, kept), problems
 
 
 def _weight_map_problems(document: object) -> Iterator[Problem]:
@@ -71,10 +77,12 @@ def _weight_map_problems(document: object) -> Iterator[Problem]:
         return
     named: set[str] = set()
     for name, shard in weight_map.items():
+        if isinstance(shard, str) and shard in named:
+            continue  # one bad file name is one fault, not one per tensor
         where = strict_json.child("$.weight_map", name)
         if not isinstance(shard, str):
             yield flaw(Code.INDEX, NAME, where, show(shard), "a file name")
-        elif shard not in named:  # one bad file name is one fault, not one per tensor
+        else:
             named.add(shard)
             if not is_plain_name(shard):
                 expected = "the name of a file in the directory"

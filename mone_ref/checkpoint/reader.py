@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mone_ref.checkpoint import header, index, weight_files
 from mone_ref.checkpoint.entry import TensorEntry
 from mone_ref.checkpoint.findings import flaw, most, unreadable
 from mone_ref.checkpoint.header import Header
+from mone_ref.checkpoint.index import Index
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.checkpoint.text import plain
 from mone_ref.checkpoint.weight_files import WeightFiles
@@ -25,7 +26,8 @@ class Checkpoint:
 
     ``tensors`` maps names to entries and is complete only where ``problems`` holds no
     error; ``files`` are the weight files read, in order; ``listing`` is the file in which
-    a missing tensor should have been named: the index, or the only weight file.
+    a missing tensor should have been named: the index, or the only weight file. ``index`` is
+    None where there is none, or none that can be used; ``metadata`` is that of each file.
     """
 
     directory: Path
@@ -33,6 +35,8 @@ class Checkpoint:
     files: tuple[str, ...]
     listing: str
     problems: tuple[Problem, ...]
+    index: Index | None = None
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, directory: Path | str) -> Checkpoint:
@@ -51,7 +55,9 @@ class Checkpoint:
             problems += most(_between_files(found, headers))
         listing = index.NAME if found.index or len(found.files) != 1 else found.files[0]
         tensors = _tensors(found, headers)
-        return cls(directory, tensors, found.files, listing, tuple(problems))
+        metadata = {file: read.metadata for file, read in headers.items()}
+        said = tuple(problems)
+        return cls(directory, tensors, found.files, listing, said, found.index, metadata)
 
     @property
     def errors(self) -> tuple[Problem, ...]:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("validate", "run", "fixtures", "conform", "report", "spec", "matrix")
+COMMANDS = (
+    "validate",
+    "rewrite",
+    "run",
+    "fixtures",
+    "conform",
+    "report",
+    "spec",
+    "matrix",
+)
 
 # What a missing package belongs to: commands need more than the library does.
 EXTRAS = {

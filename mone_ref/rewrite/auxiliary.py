@@ -1,0 +1,65 @@
+"""The other files of a checkpoint, which an output carries over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mone_ref.checkpoint import index
+from mone_ref.checkpoint.findings import flaw
+from mone_ref.checkpoint.opening import leaves
+from mone_ref.checkpoint.text import some
+from mone_ref.checkpoint.weight_files import PICKLE_SUFFIXES
+from mone_ref.config import FILE
+from mone_ref.errors import Code, Problem, Severity
+
+WEIGHTS = (index.SUFFIX, *PICKLE_SUFFIXES, ".gguf", ".msgpack", ".h5", ".onnx", ".onnx_data")
+"""Endings of weights in any format: beside an output they would be another model's."""
+
+INDEX_SUFFIX = ".index.json"
+
+
+def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
+    """Files to copy, relative and sorted, nested ones included; and a note on what is left out.
+
+    Left out: weights in any format, weight indexes, hidden files and directories, links that
+    leave the checkpoint, linked directories. config.json is written anew.
+    """
+    copied: list[str] = []
+    left: list[str] = []
+    for root, directories, files in os.walk(directory):
+        here = Path(root)
+        left += [_relative(here / name, directory) for name in directories if _is_left(here, name)]
+        directories[:] = sorted(name for name in directories if not _is_left(here, name))
+        for name in sorted(files):
+            relative = _relative(here / name, directory)
+            if relative in (FILE, index.NAME) or (here == directory and _is_shard(name)):
+                continue
+            (copied if _is_copied(here / name, directory) else left).append(relative)
+    return tuple(copied), tuple(_omitted(left))
+
+
+def _is_copied(path: Path, directory: Path) -> bool:
+    is_ours = not path.name.startswith(".") and not path.name.endswith((*WEIGHTS, INDEX_SUFFIX))
+    return is_ours and path.is_file() and not leaves(path, directory)
+
+
+def _is_left(here: Path, name: str) -> bool:
+    return name.startswith(".") or ((here / name).is_dir() and (here / name).is_symlink())
+
+
+def _is_shard(name: str) -> bool:
+    """Weights of the source itself; strays among them are reported where files are read."""
+    return name.endswith(index.SUFFIX)
+
+
+def _relative(path: Path, directory: Path) -> str:
+    return path.relative_to(directory).as_posix()
+
+
+def _omitted(left: list[str]) -> list[Problem]:
+    if not left:
+        return []
+    expected = "no weights, indexes, hidden files or outward links: these are not copied"
+    note = Severity.NOTE
+    return [flaw(Code.OMITTED_FILE, left[0], "file", some(left, "entry"), expected, note)]

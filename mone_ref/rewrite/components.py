@@ -1,0 +1,60 @@
+"""Which part of a model a tensor belongs to, and the bytes of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from mone_ref.rewrite import names
+from mone_ref.rewrite.blueprint import OutputTensor
+from mone_ref.rewrite.structure import Structure
+from mone_ref.rules.generic import CONSTANT
+
+
+class Component(StrEnum):
+    """Parts of a model, each tensor in exactly one; an MTP layer is one with all it holds."""
+
+    EXPERTS = "experts"
+    CONSTANTS = "constants"
+    SHARED = "shared"
+    ROUTER = "router"
+    ATTENTION = "attention"
+    EMBEDDINGS = "embeddings"
+    MTP = "mtp"
+    OTHER = "other"
+
+
+class Classifier:
+    """Component of a tensor by its name, in a checkpoint or in what is made of it."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._known: dict[str, Component] = {}
+        for layer in structure.layers:
+            self._known.update((entry.name, Component.SHARED) for entry in layer.shared)
+            self._known.update((entry.name, Component.ROUTER) for entry in layer.row_tensors)
+            self._known.update((entry.name, Component.EXPERTS) for entry in layer.fused)
+
+    def __call__(self, name: str) -> Component:
+        """The component of one tensor."""
+        if self._structure.is_mtp(name):
+            return Component.MTP
+        if name in self._known:
+            return self._known[name]
+        if names.split(name):
+            is_constant = name.endswith(f".{CONSTANT}")
+            return Component.CONSTANTS if is_constant else Component.EXPERTS
+        if names.ATTENTION.search(name):
+            return Component.ATTENTION
+        if names.EMBEDDINGS.search(name) or names.HEAD.search(name):
+            return Component.EMBEDDINGS
+        return Component.OTHER
+
+
+def sizes(structure: Structure, tensors: Iterable[OutputTensor] | None = None) -> dict[str, int]:
+    """Component -> bytes, of the source or of tensors made from it; parts without bytes are 0."""
+    classify = Classifier(structure)
+    total = {str(component): 0 for component in Component}
+    for tensor in structure.checkpoint.tensors.values() if tensors is None else tensors:
+        total[classify(tensor.name)] += tensor.size
+    return total

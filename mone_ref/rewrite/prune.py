@@ -1,0 +1,123 @@
+"""Prune: experts that are not kept are deleted, and the ids of the others are compacted.
+
+Everything with one row per expert is cut with the one list: router weight and bias, every
+spelling of the correction bias, fused experts and their companions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mone_ref.checkpoint import TensorEntry
+from mone_ref.checkpoint.tensor_problem import tensor_problem
+from mone_ref.checkpoint.text import some
+from mone_ref.errors import Code, Phase, Problem, Severity, show
+from mone_ref.rewrite import config_edit, cut, names
+from mone_ref.rewrite.blueprint import OutputTensor
+from mone_ref.rewrite.config_edit import Document
+from mone_ref.rewrite.decisions import Choice, Decisions
+from mone_ref.rewrite.plan import Mtp, Plan
+from mone_ref.rewrite.structure import Structure
+
+KERNEL_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 576)
+"""Expert counts for which vLLM's fused router kernels are built (vLLM issue 50982)."""
+
+
+def edits(structure: Structure, decisions: Decisions) -> dict[str, list[OutputTensor]]:
+    """What becomes of every tensor that does not pass as it is."""
+    changed: dict[str, list[OutputTensor]] = {}
+    for choice in decisions.choices:
+        changed.update(_experts(structure, choice))
+        changed.update(_rows(structure, choice))
+    return changed
+
+
+def _experts(structure: Structure, choice: Choice) -> Iterator[tuple[str, list[OutputTensor]]]:
+    """Experts stored one by one: renamed with all that belongs to them, or deleted."""
+    new = {old: at for at, old in enumerate(choice.kept)}
+    path = f"{choice.layer.block}.{names.EXPERTS}"
+    for expert, stored in choice.layer.experts.items():
+        for entry in stored:
+            if expert not in new:
+                yield entry.name, []
+            elif new[expert] != expert:
+                rest = entry.name.removeprefix(f"{path}.{expert}.")
+                name = f"{path}.{new[expert]}.{rest}"
+                yield entry.name, [cut.whole(entry, structure.checkpoint.directory, name)]
+
+
+def _rows(structure: Structure, choice: Choice) -> Iterator[tuple[str, list[OutputTensor]]]:
+    """Tensors with one row per expert."""
+    directory, experts = structure.checkpoint.directory, choice.layer.num_experts
+    for entry in (*choice.layer.row_tensors, *choice.layer.fused):
+        if cut.has_rows(entry, experts):
+            yield entry.name, [cut.rows(entry, directory, choice.kept, experts)]
+
+
+def problems(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[Problem]:
+    """Tensors that cannot be cut, and outputs that engines are known not to load."""
+    for choice in decisions.choices:
+        yield from _uncut(structure, choice)
+    if decisions.choices:
+        yield from _engines(structure, plan, decisions)
+
+
+def _uncut(structure: Structure, choice: Choice) -> Iterator[Problem]:
+    """Whatever has, or may have, an expert axis and would stay at the old width."""
+    layer, experts = choice.layer, choice.layer.num_experts
+    tables = [f"{layer.block}.{table}" for table in names.EXPERT_TABLES]
+    for entry in layer.beside:
+        if entry.name in tables:
+            yield _cannot(structure, entry, "a table of expert ids, which would all change")
+        elif entry.shape[:1] == (experts,) and layer.block != layer.place.path:
+            yield _cannot(structure, entry, f"{show(list(entry.shape))} under an unknown name")
+    for entry in (*layer.fused, *layer.row_tensors):
+        if not cut.has_rows(entry, experts) and (experts in entry.shape or entry.size > 8):
+            shape = f"{entry.dtype} {show(list(entry.shape))}"
+            yield _cannot(structure, entry, f"{shape}, not {experts} rows of whole bytes")
+
+
+def _cannot(structure: Structure, entry: TensorEntry, found: str) -> Problem:
+    expected = "known tensors with one row per expert in the first dimension"
+    return tensor_problem(Code.CANNOT_CUT, structure.checkpoint, entry.name, found, expected)
+
+
+def _engines(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[Problem]:
+    kept = len(decisions.choices[0].kept)
+    if kept not in KERNEL_COUNTS:
+        found = f"{kept} experts per layer"
+        expected = f"a count that router kernels are built for: {show(KERNEL_COUNTS, 120)}"
+        yield _limit("$.layers", found, expected, plan.file)
+    if plan.mtp is Mtp.KEEP and structure.mtp:
+        found = some([layer.place.path for layer in structure.mtp], "MTP layer")
+        expected = f"{kept} experts there too: engines size them by the config's one count"
+        yield _limit("$.mtp", f"{found} at full width", expected, plan.file)
+    named = _named_experts(structure.settings.document.get("quantization_config"))
+    if named:
+        expected = "no ids of single experts, since they change"
+        yield _limit("$.quantization_config", some(named, "module name"), expected, "config.json")
+
+
+def _named_experts(value: object) -> list[str]:
+    """Text that names a single expert, anywhere in a config object."""
+    if isinstance(value, str):
+        return [value] if (parts := names.split(value + ".x")) and _numbered(parts[1]) else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [name for item in items for name in _named_experts(item)]
+
+
+def _numbered(rest: str) -> bool:
+    return names.expert_of(rest) is not None
+
+
+def _limit(where: str, found: str, expected: str, file: str) -> Problem:
+    code = Code.ENGINE_LIMIT
+    return Problem(code, Phase.PARSE, where, found, expected, file, Severity.WARNING)
+
+
+def config(structure: Structure, plan: Plan, decisions: Decisions) -> Document:
+    """config.json of the output."""
+    document = structure.settings.document
+    changed = [choice for choice in decisions.choices if not choice.layer.is_mtp]
+    count = len(changed[0].kept) if changed else structure.num_experts
+    return config_edit.with_counts(document, count, plan.top_k)
