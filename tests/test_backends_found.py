@@ -28,7 +28,7 @@ def test_an_installed_package_gives_its_engine_a_name(tmp_path, monkeypatch):
     install(tmp_path, "acme", "acme = fake_engines:Honest")
     monkeypatch.syspath_prepend(tmp_path)
     assert isinstance(backends.find("acme"), fakes.Honest)
-    with pytest.raises(BackendError, match="known are acme, reference, server"):
+    with pytest.raises(BackendError, match="known are acme, grouped, reference, server"):
         backends.find("acne")
 
 

@@ -151,7 +151,7 @@ def test_a_call_stuck_outside_python_ends_with_its_stacks(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--backend=none"], "no backend 'none': known are reference"),
+        (["--backend=none"], "no backend 'none': known are grouped, reference"),
         ([fake("Honest"), "--case=load/none"], "--case load/none: no such case"),
         ([fake("Honest"), "--error-map=none.toml"], "none.toml"),
         (["--backend-cmd="], "--backend-cmd: found an empty value, expected COMMAND"),
@@ -237,7 +237,7 @@ def test_backends_are_found_by_name_and_by_class():
 @pytest.mark.parametrize(
     ("name", "flaw"),
     [
-        ("reference2", "no backend 'reference2': known are reference"),
+        ("reference2", "no backend 'reference2': known are grouped, reference"),
         ("", "no backend ''"),
         ("fake_engines:", "no backend"),
         ("fake_engines:Nobody", "cannot be made: AttributeError"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GROUP = "mone_ref.backends"
 DEFAULT = "reference"
 BUILT_IN = {
+    "grouped": "mone_ref.backends.grouped:GroupedBackend",
     "reference": "mone_ref.backends.reference:ReferenceBackend",
     "server": "mone_ref.backends.server:ServerBackend",
     "transformers": "mone_ref.backends.transformers:TransformersBackend",
