@@ -65,4 +65,5 @@ def status(case: str, found: Result) -> str:
 
 def extra(change: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of the line that are no fields of a result."""
-    return {key: value for key, value in change.items() if key in ("status", "diagnosis")}
+    own = ("status", "diagnosis", "declared")
+    return {key: value for key, value in change.items() if key in own}

@@ -228,6 +228,38 @@ def test_a_result_better_than_declared_stands_apart(tmp_path):
     assert dom.one("p", class_="word") == "✓ CONFORMANT"
 
 
+DECLARED = {"reason": "Constants are cast.", "link": "https://example.org/1"}
+
+
+def declared(tmp_path, **entry: str) -> Dom:
+    """The page of an engine with one declared deviation."""
+    known = {"status": "declared", "declared": DECLARED | entry}
+    return Dom(
+        render(write(tmp_path / "a.jsonl", changes={BROKEN_MUST: CHANGES[BROKEN_MUST] | known}))
+    )
+
+
+def test_a_declared_deviation_has_its_reason_and_its_link(tmp_path):
+    dom = declared(tmp_path)
+    assert dom.one("p", class_="known") == "declared Constants are cast. https://example.org/1"
+    assert dom.one("a", rel="noreferrer") == DECLARED["link"]
+    assert "Constants are cast." in dom.one("article", id=f"case-{BROKEN_MUST}")
+
+
+def test_a_link_that_a_browser_would_run_is_text(tmp_path):
+    dom = declared(tmp_path, link="javascript:alert(1)", reason=HOSTILE)
+    assert dom.one("p", class_="known").endswith("javascript:alert(1)")
+    assert not [link for link in dom.values("href") if "alert" in link]
+    assert not dom.find("img")
+
+
+def test_a_reason_shared_by_dtypes_is_told_once():
+    lines = [{"dtype": dtype, "declared": DECLARED} for dtype in ("float32", "float16")]
+    other = {"dtype": "bfloat16", "declared": DECLARED | {"link": ""}}
+    told = page.declarations([*lines, other, {"dtype": "float64", "declared": None}])
+    assert [entry.dtypes for entry in told] == ["float32, float16", "bfloat16"]
+
+
 DIAGNOSIS = {
     "kind": "known-fault",
     "faults": ["dropped", "never-loaded"],

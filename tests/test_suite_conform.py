@@ -72,8 +72,11 @@ def test_advice_leaves_exit_code_0_and_is_told(tmp_path):
     assert "format/id-duplicate: a deviation needs a reason" in again.stderr
     declared = (tmp_path / "e.toml").read_text().replace('reason = ""', 'reason = "known"')
     (tmp_path / "e.toml").write_text(declared)
-    done = conform(tmp_path, fake("AcceptsDuplicates"), "--expectations=e.toml")
+    done = conform(tmp_path, fake("AcceptsDuplicates"), "--expectations=e.toml", "--report=r.jsonl")
     assert done.returncode == 0
+    lines = {line["case"]: line for line in report.read(tmp_path / "r.jsonl").results}
+    assert lines["format/id-duplicate"]["declared"] == {"reason": "known", "link": ""}
+    assert lines["load/constant-nan"]["declared"] is None
     assert "declared     format/id-duplicate float32: wrongly-accepted: known" in done.stdout
     assert "verdict      CONFORMANT WITH ADVICE" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"pytest.ini", "r.jsonl", "r.md", "e.toml"}

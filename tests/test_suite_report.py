@@ -69,6 +69,15 @@ def test_a_whole_report_reads_back(tmp_path):
     assert read.footer["counts"] == {"wrongly-accepted": 1}
 
 
+def test_a_declared_deviation_keeps_its_reason_and_its_link(tmp_path):
+    some = lines()
+    known = Deviation(CASE.id, Outcome.WRONGLY_ACCEPTED, "its reason", "https://example.org/1")
+    some[2] = report.result(CASE, "MUST", RESULT, "declared", deviation=known)
+    told = report.read(written(tmp_path, some)).results[0]["declared"]
+    assert told == {"reason": "its reason", "link": "https://example.org/1"}
+    assert report.read(written(tmp_path, lines())).results[0]["declared"] is None
+
+
 def test_every_outcome_and_status_is_in_the_schema(tmp_path):
     some = lines()
     for outcome in Outcome:
@@ -126,6 +135,7 @@ def test_a_result_of_another_case_is_refused(tmp_path):
         (2, {"outcome": "fine"}),
         (2, {"level": "COULD"}),
         (2, {"numbers": {"token": 1}}),
+        (2, {"declared": {"reason": "", "link": ""}}),
         (3, {"verdict": "FINE"}),
         (3, {"kind": "end"}),
     ],

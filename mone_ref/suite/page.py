@@ -29,6 +29,8 @@ from mone_ref.suite.verdict import Word
 TEMPLATES = Path(__file__).with_name("templates")
 EVIDENCE = {"lines": 60, "width": 1000}
 """How much of one piece of evidence the page shows; the report has all of it."""
+LINKS = ("https://", "http://")
+"""What the page lets a reader follow; any other link of an expectation file is text."""
 NAMED = {"alone": 6, "beside others": 3}
 """Broken clauses that the head of the page names for an engine, and cases for each of them."""
 
@@ -122,12 +124,23 @@ class ResultEntry:
 
 
 @dataclass(frozen=True)
+class Declaration:
+    """Why a deviation is known. ``link`` is empty unless a browser may follow it."""
+
+    dtypes: str
+    reason: str
+    link: str
+    told: str
+
+
+@dataclass(frozen=True)
 class Part:
-    """One case on one engine. ``evidence`` is told once for all dtypes that share it."""
+    """One case on one engine. What several dtypes share is told once."""
 
     engine: str
     look: Look
     results: tuple[ResultEntry, ...]
+    declared: tuple[Declaration, ...]
     evidence: tuple[tuple[str, str], ...]
     reproduce: str
 
@@ -405,6 +418,7 @@ def part(engine: Engine, case: str) -> Part:
         engine=engine.title,
         look=LOOKS[status],
         results=tuple(result_entry(result, engine) for result in results),
+        declared=tuple(declarations(results)),
         evidence=tuple(evidence(wrong)),
         reproduce=engine.reproduce(case, [result["dtype"] for result in wrong]) if wrong else "",
     )
@@ -423,6 +437,17 @@ def result_entry(result: Mapping[str, Any], engine: Engine) -> ResultEntry:
         problem=problems.get(f"{result['case']} {result['dtype']}", ""),
         diagnosis=tuple(diagnosis(result.get("diagnosis") or {})),
     )
+
+
+def declarations(results: Sequence[Mapping[str, Any]]) -> Iterator[Declaration]:
+    """Each distinct reason of the expectation file, with the dtypes that it is of."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        if entry := result.get("declared"):
+            told.setdefault((entry["reason"], entry["link"]), []).append(result["dtype"])
+    for (reason, link), dtypes in told.items():
+        followed = link if link.startswith(LINKS) else ""
+        yield Declaration(", ".join(dtypes), reason, followed, link)
 
 
 def evidence(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

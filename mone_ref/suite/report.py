@@ -24,6 +24,7 @@ from mone_ref.fill import pins
 from mone_ref.suite import spec
 from mone_ref.suite.cases import Case
 from mone_ref.suite.diagnosis import Diagnosis
+from mone_ref.suite.expectations import Deviation
 from mone_ref.suite.outcomes import Result
 from mone_ref.suite.verdict import Verdict, counts
 
@@ -87,12 +88,21 @@ def start(case: str, dtype: str) -> dict[str, Any]:
 
 
 def result(
-    case: Case, level: str, found: Result, status: str, diagnosis: Diagnosis | None = None
+    case: Case,
+    level: str,
+    found: Result,
+    status: str,
+    diagnosis: Diagnosis | None = None,
+    deviation: Deviation | None = None,
 ) -> dict[str, Any]:
-    """Written after it. ``status`` is what the outcome means for this run."""
+    """Written after it. ``status`` is what the outcome means for this run.
+
+    ``deviation`` is the entry of the expectation file that the outcome agrees with.
+    """
     line = {"kind": "result", "level": level, "clauses": list(case.clauses), "status": status}
     told = diagnosis.as_dict() if diagnosis else None
-    return line | found.as_dict() | {"diagnosis": told}
+    declared = {"reason": deviation.reason, "link": deviation.link} if deviation else None
+    return line | found.as_dict() | {"diagnosis": told, "declared": declared}
 
 
 def footer(

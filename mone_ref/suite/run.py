@@ -186,8 +186,8 @@ class Run:
         if self.mistakes:
             failed = status in FAILING.values() and result.outcome.failed
             self.mistakes.see(case, result, judgement, failed)
-        found = self.diagnosis(result)
-        writer.write(report.result(case, self.levels[case.id], result, status, found))
+        found, known = self.diagnosis(result), self.deviation(result)
+        writer.write(report.result(case, self.levels[case.id], result, status, found, known))
         return result
 
     def diagnosis(self, result: Result) -> Diagnosis | None:
