@@ -4,6 +4,7 @@ PYTHON  ?= python3
 TORCH   ?= torch==2.13.0
 BACKEND ?= reference
 ARGS    ?=
+CORES   ?= $(shell getconf _NPROCESSORS_ONLN)
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -24,7 +25,7 @@ conformance: $(VENV)/.conformance
 endif
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile tests $(ARGS)
 
 test-browser: chromium $(VENV)/.dev
 	$(BIN)/python -m pytest -m browser tests/test_report_browser.py $(ARGS)

@@ -231,6 +231,10 @@ class Rejected(Exception):
             raise ValueError("a rejection needs at least one problem")
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[Rejected], tuple[tuple[Problem, ...]]]:
+        """Made again from its problems when it crosses to another process, not from its text."""
+        return type(self), (self.problems,)
+
     @property
     def phase(self) -> Phase:
         """Earliest phase among the problems."""

@@ -1,6 +1,7 @@
 """Loading into compact rows, and what may change afterwards."""
 
 import json
+import pickle
 import shutil
 
 import pytest
@@ -55,6 +56,14 @@ def test_nothing_is_read_from_a_checkpoint_with_a_problem(copy, monkeypatch):
         mone_ref.load(copy)
     assert refusal.value.codes == (Code.MISSING_CONSTANT,)
     assert refusal.value.phase == Phase.LOAD
+
+
+def test_a_refusal_reaches_another_process_with_its_problems(tmp_path):
+    with pytest.raises(Rejected) as refusal:
+        mone_ref.load(tmp_path)
+    carried = pickle.loads(pickle.dumps(refusal.value))
+    assert carried.problems == refusal.value.problems
+    assert str(carried) == str(refusal.value)
 
 
 def test_a_constant_that_overflows_in_the_parameters_dtype_is_refused_there_only(copy):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from mone_ref.errors import Rejected
@@ -14,7 +18,7 @@ from mone_ref.fill import fixture, layer_golden, pins
 from mone_ref.fill import recipe as recipes
 from mone_ref.fill.layer_recipe import LayerRecipeError
 from mone_ref.fill.recipe import RecipeError
-from mone_ref.suite import cases, data, layer_cases
+from mone_ref.suite import cases, data, layer_cases, spread
 from mone_ref.suite.cases import CaseError
 
 app = typer.Typer(help="Fill, check and list fixture checkpoints.", no_args_is_help=True)
@@ -50,25 +54,37 @@ def check(
     names: Annotated[list[str] | None, typer.Argument(help="Fixture names; default: all.")] = None,
     root: Root = None,
     as_json: AsJson = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", metavar="N", min=1, help="Processes; default: one for every core."),
+    ] = None,
 ) -> None:
     """Refill every fixture from its recipe and compare; exit 1 on any difference."""
     place = root or data.root() / "fixtures"
+    found: dict[str, list[str]] = {}
     try:
-        chosen = select(place, names or [])
-        found = {one.directory.name: refill(one) for one in chosen}
+        chosen = [one.directory for one in select(place, names or [])]
+        for name, differences in checked(chosen, jobs or spread.cores()):
+            found[name] = differences
+            if not as_json:
+                tell(name, differences)
     except (RecipeError, Rejected, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     if not names:
         found["SHA256SUMS"] = pins.differences(place)
+        if not as_json:
+            tell("SHA256SUMS", found["SHA256SUMS"])
     if as_json:
         typer.echo(json.dumps(found, indent=2))
-    else:
-        for name, differences in found.items():
-            typer.echo(f"{'differs' if differences else 'ok':8} {name}")
-            for line in differences:
-                typer.echo(f"         {line}")
     raise typer.Exit(1 if any(found.values()) else 0)
+
+
+def tell(name: str, differences: Sequence[str]) -> None:
+    """The lines of one fixture."""
+    typer.echo(f"{'differs' if differences else 'ok':8} {name}")
+    for line in differences:
+        typer.echo(f"         {line}")
 
 
 @app.command("pin")
@@ -134,8 +150,20 @@ def select(place: Path, names: list[str]) -> list[fixture.Fixture]:
     return [fixture.read(place / name) for name in names or present]
 
 
-def refill(pinned: fixture.Fixture) -> list[str]:
+def checked(directories: Sequence[Path], jobs: int) -> Iterator[tuple[str, list[str]]]:
+    """Name and differences of every fixture, in order, made in several processes.
+
+    One thread in each: a fixture's products are too small to share.
+    """
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
+        differences = pool.map(refill, directories)
+        yield from zip((place.name for place in directories), differences, strict=True)
+
+
+def refill(directory: Path) -> list[str]:
     """What a fresh fill of one fixture does not reproduce."""
+    pinned = fixture.read(directory)
     with tempfile.TemporaryDirectory() as scratch:
         return fixture.differences(pinned, fixture.fill(pinned.recipe, Path(scratch)))
 

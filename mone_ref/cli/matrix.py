@@ -64,7 +64,7 @@ def show_matrix(
         check_place(path)
     if jobs is not None and jobs < 1:
         fail(f"--jobs {jobs}: expected a number from 1")
-    report = run(faults, first_kill, min(jobs or cores(), len(faults)))
+    report = run(faults, first_kill, min(jobs or spread.cores(), len(faults)))
     if json_file:
         text = json.dumps(matrix_report.document(report), indent=2)
         json_file.write_text(text + "\n", encoding="utf-8")
@@ -125,11 +125,6 @@ def check_place(path: Path | None) -> None:
         fail(f"{path}: no place for a file")
     if not os.access(place, os.W_OK):
         fail(f"{path}: cannot be written")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fail(message: str) -> NoReturn:

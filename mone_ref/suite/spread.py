@@ -1,7 +1,8 @@
-"""The rows of the kill matrix, in one process or in several."""
+"""Work on every core: the rows of the kill matrix, in one process or in several."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +17,11 @@ from mone_ref.suite import cases as case_files
 from mone_ref.suite import matrix
 from mone_ref.suite.matrix import MatrixError, Row
 from mone_ref.suite.simulate import Simulator
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker:
