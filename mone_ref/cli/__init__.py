@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "validate",
+    "inspect",
+    "plan",
     "rewrite",
     "run",
     "fixtures",

@@ -34,14 +34,16 @@ class Classifier:
             self._known.update((entry.name, Component.SHARED) for entry in layer.shared)
             self._known.update((entry.name, Component.ROUTER) for entry in layer.row_tensors)
             self._known.update((entry.name, Component.EXPERTS) for entry in layer.fused)
+        self._blocks: dict[str, bool] = {}  # block of experts -> whether it is of an MTP layer
 
     def __call__(self, name: str) -> Component:
         """The component of one tensor."""
-        if self._structure.is_mtp(name):
+        parts = names.split(name)
+        if self._is_mtp(name, parts[0] if parts else name):
             return Component.MTP
         if name in self._known:
             return self._known[name]
-        if names.split(name):
+        if parts:
             is_constant = name.endswith(f".{CONSTANT}")
             return Component.CONSTANTS if is_constant else Component.EXPERTS
         if names.ATTENTION.search(name):
@@ -49,6 +51,12 @@ class Classifier:
         if names.EMBEDDINGS.search(name) or names.HEAD.search(name):
             return Component.EMBEDDINGS
         return Component.OTHER
+
+    def _is_mtp(self, name: str, block: str) -> bool:
+        """As the structure says; asked once per block, since a model has 10^5 expert tensors."""
+        if block not in self._blocks:
+            self._blocks[block] = self._structure.is_mtp(name)
+        return self._blocks[block]
 
 
 def sizes(structure: Structure, tensors: Iterable[OutputTensor] | None = None) -> dict[str, int]:

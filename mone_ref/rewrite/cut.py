@@ -7,6 +7,7 @@ dtype: FP8, packed 4-bit blocks and types that nobody here knows are cut alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,9 +15,15 @@ from mone_ref.checkpoint import TensorEntry
 from mone_ref.rewrite.blueprint import OutputTensor, Piece
 
 
+@lru_cache(maxsize=256)
+def _path(directory: Path, file: str) -> Path:
+    """One object per shard: joining paths for 10^5 tensors takes longer than reading headers."""
+    return directory / file
+
+
 def whole(entry: TensorEntry, directory: Path, name: str | None = None) -> OutputTensor:
     """A tensor as it is, under its own or another name."""
-    piece = Piece(directory / entry.file, entry.begin, entry.end)
+    piece = Piece(_path(directory, entry.file), entry.begin, entry.end)
     return OutputTensor(name or entry.name, entry.dtype, entry.shape, (piece,))
 
 
@@ -29,7 +36,7 @@ def has_rows(entry: TensorEntry, count: int) -> bool:
 def rows(entry: TensorEntry, directory: Path, keep: Sequence[int], count: int) -> OutputTensor:
     """The rows ``keep``, ascending, of a tensor for which ``has_rows(entry, count)`` holds."""
     size = entry.size // count
-    path = directory / entry.file
+    path = _path(directory, entry.file)
     pieces = tuple(
         Piece(path, entry.begin + first * size, entry.begin + last * size)
         for first, last in runs(keep)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mone_ref.errors import Code, Phase, Problem, show
@@ -80,28 +81,28 @@ class Settings:
                     return int(holder[key])
         return None
 
-    @property
+    @cached_property
     def num_experts(self) -> int | None:
         """Logical experts of a layer, as the config says."""
         return _first_integer(self.find(COUNT_KEYS))
 
-    @property
+    @cached_property
     def top_k(self) -> int | None:
         """Routes per token; the largest, where layers differ."""
         values = [value for found in self.find(TOP_K_KEYS) for value in integers(found.value)]
         return max(values, default=None)
 
-    @property
+    @cached_property
     def num_layers(self) -> int | None:
         """Layers of the decoder, without MTP layers."""
         return self.integer("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
-    @property
+    @cached_property
     def hidden_size(self) -> int | None:
         """Length of a hidden state."""
         return self.integer("hidden_size", "d_model", "n_embd")
 
-    @property
+    @cached_property
     def model_type(self) -> str:
         """The config's own word, the text config's where only that has one; empty if none."""
         text = self.document.get(TEXT_CONFIG)
@@ -110,7 +111,7 @@ class Settings:
                 return str(holder["model_type"])
         return ""
 
-    @property
+    @cached_property
     def tied(self) -> bool:
         """Whether the output head is the embedding table."""
         return any(found.value is True for found in self.find(("tie_word_embeddings",)))
