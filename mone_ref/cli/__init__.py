@@ -19,6 +19,7 @@ COMMANDS = (
     "fixtures",
     "conform",
     "report",
+    "findings",
     "spec",
     "matrix",
 )
