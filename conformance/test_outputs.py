@@ -1,8 +1,8 @@
-"""Answers: of substituted models, of their plain controls, and the rows behind them."""
+"""Answers: of substituted models, of their plain controls, token by token, and rows behind them."""
 
 from mone_ref.suite.cases import Kind
 
-KINDS = (Kind.CONTROL, Kind.OUTPUT, Kind.ROWS)
+KINDS = (Kind.CONTROL, Kind.OUTPUT, Kind.DECODE, Kind.ROWS)
 
 
 def test_output(case, dtype, judge):

@@ -98,7 +98,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Generation:
-    """An engine's own continuation: ``tokens`` ``[S]`` and their ``scores`` (``S`` rows)."""
+    """An engine's own continuation: ``tokens`` ``[S]`` and their ``scores`` (``S`` rows).
+
+    Row ``s`` is the distribution that token ``s`` was chosen from.
+    """
 
     tokens: Sequence[int]
     scores: Scores
@@ -144,10 +147,11 @@ class LayerSpec:
 class Unavailable(Exception):
     """An adapter's word, with a reason, that its engine has no way to do this at all here.
 
-    Raised by ``load``, ``build_layer`` or a method of a ``LayerSession`` before the engine is
-    asked: an architecture for which there is no kernel on this device, say, substituted or not.
-    It is no refusal and no failure: the case is not applicable, and the reason is printed.
-    What an engine raises itself must reach the suite as it is.
+    Raised by ``load``, ``build_layer``, ``Session.generate`` or a method of a ``LayerSession``,
+    before the engine is asked, or where it shows nothing: an architecture for which there is no
+    kernel on this device, say, substituted or not. It is no refusal and no failure: the case
+    is not applicable, and the reason is printed. What an engine raises itself must reach the
+    suite as it is.
     """
 
     def __init__(self, reason: str) -> None:
@@ -197,7 +201,12 @@ class Session(ABC):
         """Free everything. Called once, also after a failure."""
 
     def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
-        """Continue each prompt greedily for ``steps`` tokens (decode path)."""
+        """Continue each prompt by ``steps`` tokens, the likeliest at every step (decode path).
+
+        A token that ends a text ends nothing here. One ``Generation`` per prompt, in their
+        order, without the prompt's own tokens. Raises ``Unavailable`` where the engine does
+        not show the scores of what it generates.
+        """
         raise NotImplementedError
 
     def update(self, tensors: Mapping[str, Tensor]) -> None:

@@ -255,12 +255,51 @@ class PromisesTooMuch(Honest):
 
 
 class Generates(Honest):
-    """Right, as far as a smoke run asks."""
+    """Right. What others bend is ``bent``: one continuation of one prompt."""
 
     class session(Wrapped):
         def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
-            answers = self.inner.score(prompts)
-            return [Generation([1] * steps, Scores(a.logprobs[:steps])) for a in answers]
+            made = self.inner.generate(prompts, steps)
+            return [self.bent(*pair) for pair in zip(prompts, made, strict=True)]
+
+        def bent(self, prompt: list[int], right: Generation) -> Generation:
+            return right
+
+
+class GeneratesThePromptToo(Generates):
+    class session(Generates.session):
+        def bent(self, prompt: list[int], right: Generation) -> Generation:
+            return Generation([*prompt, *right.tokens], right.scores)
+
+
+class ScoresThePromptToo(Generates):
+    class session(Generates.session):
+        def bent(self, prompt: list[int], right: Generation) -> Generation:
+            (whole,) = self.inner.score([[*prompt, *right.tokens]])
+            return Generation(right.tokens, Scores(whole.logprobs[:-1]))
+
+
+class EndsAtAnEnd(Generates):
+    class session(Generates.session):
+        def bent(self, prompt: list[int], right: Generation) -> Generation:
+            return Generation(right.tokens[:1], Scores(right.scores.logprobs[:1]))
+
+
+class GeneratesWithLogits(Generates):
+    class session(Generates.session):
+        def bent(self, prompt: list[int], right: Generation) -> Generation:
+            return Generation(right.tokens, Scores(right.scores.logprobs + 3))
+
+
+class SamplesTokens(Generates):
+    """Takes the least likely token at the first step, and goes on from there."""
+
+    class session(Generates.session):
+        def bent(self, prompt: list[int], right: Generation) -> Generation:
+            token = int(right.scores.logprobs[0].argmin())
+            rest = self.inner.generate([[*prompt, token]], len(right.tokens) - 1)[0]
+            rows = torch.cat([right.scores.logprobs[:1], rest.scores.logprobs])
+            return Generation([token, *rest.tokens], Scores(rows))
 
 
 class LosesConstants(Honest):

@@ -19,7 +19,7 @@ import torch
 
 from mone_ref import backends
 from mone_ref.backend import LoadOptions
-from mone_ref.backends import BackendError, server, server_settings
+from mone_ref.backends import BackendError, completions, server, server_settings
 from mone_ref.backends.server import ServerBackend
 from mone_ref.backends.server_process import ServerProcess, by_signal
 from mone_ref.backends.vllm import CPU_ENVIRONMENT, ENVIRONMENT
@@ -42,6 +42,7 @@ CONTROL, OUTPUT, REFUSAL = (
     "outputs/olmoe-approx",
     "load/missing-constant",
 )
+DECODE = "decode/olmoe-approx"
 MARK = "MONE_REF_TEST"
 
 
@@ -108,6 +109,56 @@ def test_an_honest_server_is_right(flaw: str, arguments: list[str]) -> None:
 
 def test_a_substituted_model_is_judged_beside_its_control() -> None:
     assert judged(OUTPUT, "none").outcome is Outcome.OK
+
+
+def test_a_server_that_does_not_show_what_it_generates_is_not_judged_on_it() -> None:
+    result = judged(DECODE, "none")
+    assert result.outcome is Outcome.NOT_APPLICABLE
+    assert result.found.startswith("the server does not tell how it generates: HTTP 400")
+
+
+def generated(*keys: str) -> dict[str, object]:
+    """Two tokens behind a prompt, with the two likeliest ids of three for each."""
+    rows = [{keys[0]: -0.5, keys[1]: -1.5}, {keys[2]: -0.25, keys[0]: -2.0}]
+    return {"index": 0, "logprobs": {"tokens": [keys[0], keys[2]], "top_logprobs": rows}}
+
+
+@pytest.mark.parametrize("keys", [("token_id:2", "token_id:0", "token_id:1"), ("c", "a", "b")])
+def test_tokens_and_scores_of_what_was_generated(keys: tuple[str, ...]) -> None:
+    vocabulary = completions.Vocabulary(3, {"a": 0, "b": 1, "c": 2})
+    answer = {"choices": [generated(*keys)]}
+    (made,) = completions.read_continuations(answer, [[7]], completions.OpenAi(2), vocabulary)
+    assert made.tokens == [2, 1]
+    assert made.scores.ids is not None
+    assert made.scores.ids.tolist() == [[2, 0], [1, 2]]
+    assert made.scores.logprobs.tolist() == [[-0.5, -1.5], [-0.25, -2.0]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"index": 0}, "choice 0: no log-probabilities of generated tokens"),
+        ({"index": 0, "logprobs": {"tokens": [], "top_logprobs": []}}, "no log-probabilities"),
+        (
+            {"index": 0, "logprobs": {"tokens": ["a"], "top_logprobs": [{"a": -1.0}] * 2}},
+            "choice 0: 1 tokens beside 2 entries",
+        ),
+        (
+            {"index": 0, "logprobs": {"tokens": ["_"], "top_logprobs": [{"a": -1.0}]}},
+            "is no token of tokenizer.json",
+        ),
+        (
+            {"index": 0, "logprobs": {"tokens": ["a"], "top_logprobs": [{"a": -1.0}]}},
+            "entry 0: 1 log-probabilities where 2 were due",
+        ),
+    ],
+)
+def test_an_answer_without_what_was_asked_for(choice: dict[str, object], message: str) -> None:
+    vocabulary = completions.Vocabulary(3, {"a": 0, "b": 1, "c": 2})
+    with pytest.raises(completions.AnswerError, match=message):
+        completions.read_continuations(
+            {"choices": [choice]}, [[7]], completions.OpenAi(2), vocabulary
+        )
 
 
 @pytest.mark.parametrize(("arguments", "width"), [([], 128), (["top=7"], 7)])
@@ -422,6 +473,7 @@ def test_vllm_serve(monkeypatch: pytest.MonkeyPatch) -> None:
         CONTROL: (),
         OUTPUT: (),
         REFUSAL: ("MISSING_CONSTANT/absent",),
+        DECODE: (),
         "format/layer-key-word": ("SUBSTITUTION/layer-key",),
     }
     for case, codes in expected.items():

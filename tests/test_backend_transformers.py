@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,10 @@ from mone_ref.backend import LayerSpec, LoadOptions, Refused, Unavailable
 from mone_ref.backends.reference import ReferenceBackend
 from mone_ref.backends.transformers import TransformersBackend
 from mone_ref.errors import Phase
+from mone_ref.integrations.substituted_experts import SubstitutedExperts
+from mone_ref.suite import cases
+from mone_ref.suite.outcomes import Outcome, Result
+from mone_ref.suite.runner import Harness
 
 PATH = "model.layers.3.mlp.experts"
 
@@ -67,6 +73,57 @@ def test_a_prompt_is_scored_alike_alone_and_padded(approx: Path) -> None:
         (alone,) = session.score([prompt])
         # one product in another blocking: float32 rounding of log-probabilities under 100
         assert (alone.logprobs - scores.logprobs).abs().max() < 100 * 128 * 2.0**-24
+
+
+ROOT = Path(__file__).resolve().parent.parent
+CASES = {case.id: case for case in cases.load(ROOT)}
+
+
+def judged(name: str, dtype: str = "float32") -> Result:
+    engine = TransformersBackend()
+    return Harness(engine, engine.describe(), ROOT).run(CASES[name], dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["decode/olmoe-approx", "decode/qwen3-approx"])
+def test_decoding_conforms(name: str, dtype: str) -> None:
+    result = judged(name, dtype)
+    assert result.outcome is Outcome.OK, result.found
+
+
+def dropped(experts: Any, ids: Tensor, right: Tensor) -> Tensor:
+    """A pass of one token adds no constants."""
+    return right if len(ids) > 1 else torch.zeros_like(right)
+
+
+def dropped_in_a_batch(experts: Any, ids: Tensor, right: Tensor) -> Tensor:
+    """Nor does a pass of one token for each of nine prompts."""
+    return right if len(ids) != 9 else torch.zeros_like(right)
+
+
+def kept(experts: Any, ids: Tensor, right: Tensor) -> Tensor:
+    """The buffer of a pass of one token is filled by the first such pass and never again."""
+    if len(ids) > 1:
+        experts.buffer = None
+        return right
+    experts.buffer = right if getattr(experts, "buffer", None) is None else experts.buffer
+    return experts.buffer
+
+
+@pytest.mark.parametrize("wrong", [dropped, dropped_in_a_batch, kept])
+def test_an_engine_with_a_cache_that_decodes_wrong_is_seen(
+    wrong: Callable[[Any, Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constant_sum = SubstitutedExperts.constant_sum
+
+    def bent(self: Any, weights: Tensor, ids: Tensor) -> Tensor:
+        return wrong(self, ids, constant_sum(self, weights, ids))
+
+    monkeypatch.setattr(SubstitutedExperts, "constant_sum", bent)
+    # Prompts show nothing of it.
+    assert judged("outputs/olmoe-approx").outcome is Outcome.OK
+    result = judged("decode/olmoe-approx")
+    assert result.outcome is Outcome.MISMATCH, result.found
 
 
 def test_reload_is_refused(approx: Path) -> None:

@@ -25,6 +25,7 @@ from mone_ref.suite import capture, cases, edits, errormap
 from mone_ref.suite.attempt import Engine
 from mone_ref.suite.bench import Options
 from mone_ref.suite.guard import Guard
+from mone_ref.suite.outcomes import Outcome
 from mone_ref.suite.runner import Harness
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -451,6 +452,7 @@ def test_an_isolated_vllm_is_judged_as_it_is_in_process() -> None:
     judge = Harness(engine, engine.describe(), ROOT, Options(error_map=ERROR_MAP))
     expected = {
         "outputs/olmoe-approx": ("ok", ()),
+        "decode/olmoe-approx": ("ok", ()),
         "load/missing-constant": ("ok", ("MISSING_CONSTANT/absent",)),
         "load/constant-infinite": ("wrongly-accepted", ()),
         "layer/routes": ("ok", ()),
@@ -460,3 +462,26 @@ def test_an_isolated_vllm_is_judged_as_it_is_in_process() -> None:
     found = {name: (str(one.outcome), one.codes) for name, one in results.items()}
     assert found == expected
     assert judge.close() is None
+
+
+@vllm
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["decode/olmoe-approx", "decode/qwen3-approx"])
+def test_decoding_conforms(engine: VllmBackend, name: str, dtype: str) -> None:
+    judge = Harness(engine, engine.describe(), ROOT, Options(error_map=ERROR_MAP))
+    case = next(case for case in cases.load(ROOT) if case.id == name)
+    result = judge.run(case, dtype)
+    assert result.outcome is Outcome.OK, result.found
+    assert result.numbers is not None
+
+
+@vllm
+def test_tokens_that_end_a_text_end_nothing(opened: Open, approx: Path) -> None:
+    with opened(approx) as session:
+        (made,) = session.generate([[3, 1, 4]], 8)
+        (scored,) = session.score([[3, 1, 4, *made.tokens]])
+    assert made.scores.logprobs.shape == (8, 128)
+    assert list(made.tokens) == made.scores.logprobs.argmax(dim=1).tolist()
+    # One token at a time, or all at once: other kernels, the same float32 distributions.
+    rows = scored.logprobs[2:-1]
+    assert (made.scores.logprobs - rows).abs().max() < 100 * 128 * 2.0**-24

@@ -29,6 +29,7 @@ FAILS = {"no-token-is-an-error"}
 STAGES = {"parse", "load", "run", "update", "reload"}
 GROUPS = {
     "config",
+    "decode",
     "routing",
     "substitution",
     "experts",

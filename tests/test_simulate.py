@@ -14,6 +14,7 @@ from mone_ref.faults import FAULTS, Fault, Patch
 from mone_ref.faults.plant import StaleFault
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import data
+from mone_ref.suite.cases import Kind
 from mone_ref.suite.outcomes import Outcome, Result
 from mone_ref.suite.planted import digest
 from mone_ref.suite.runner import Harness
@@ -39,10 +40,12 @@ def told(result: Result) -> tuple[object, ...]:
 @pytest.mark.parametrize("name", ["renormalised", "neighbour", "missing-constant-is-zero"])
 def test_shortcuts_change_no_result(simulator, name):
     backend = ReferenceBackend()
+    # Planted for the whole run, the fault would be in the oracle that follows a decoder as well.
+    asked = [case for case in SAMPLE if case.kind is not Kind.DECODE]
     with faults.planted(FAULTS[name]):
         harness = Harness(backend, backend.describe(), ROOT)
-        plain = [told(harness.run(case, "float32")) for case in SAMPLE]
-    quick = [told(simulator.run(case, "float32", FAULTS[name]).result) for case in SAMPLE]
+        plain = [told(harness.run(case, "float32")) for case in asked]
+    quick = [told(simulator.run(case, "float32", FAULTS[name]).result) for case in asked]
     assert quick == plain
     assert {outcome.failed for _, outcome, *_ in quick} == {True, False}
 

@@ -235,13 +235,13 @@ def optional(kind) -> dict[str, smoke.Check]:
 def test_everything_that_is_declared_is_called_once():
     checks = optional(adapters.PromisesTooMuch)
     assert {name: check.passed for name, check in checks.items()} == dict.fromkeys(
-        ("expert_rows()", "trace()", "generate()", "update()", "reload()"), False
+        ("expert_rows()", "trace()", "update()", "reload()", "decode float32"), False
     )
     assert (
         "returned [6, 5], expected a dict of layer index to rows" in checks["expert_rows()"].found
     )
     assert "expected per prompt a dict of layers.{L}.NAME to tensors" in checks["trace()"].found
-    assert "expected per prompt a Generation of 2 tokens" in checks["generate()"].found
+    assert "5 tokens, expected 4" in checks["decode float32"].found
     assert checks["update()"].mend == (
         "update() is overridden, so it is taken as offered: mend it, or leave it out",
     )
@@ -250,11 +250,30 @@ def test_everything_that_is_declared_is_called_once():
 
 def test_what_is_offered_and_right_passes_and_what_is_not_is_named():
     checks = optional(adapters.Generates)
-    assert checks["generate()"].found == "2 tokens after each prompt"
+    assert checks["decode float32"].found == (
+        f"{PLAIN}: 4 tokens after each of 5 prompts, as scored"
+    )
     assert checks["expert_rows()"].found == "rows per layer: {0: 6, 1: 5}"
     assert checks["reload()"].found == "refused with UNSUPPORTED/layerwise-reload"
     assert checks["not declared"].found == "trace()"
     assert all(check.passed for check in checks.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "mend"),
+    [
+        (adapters.GeneratesThePromptToo, "20 tokens, expected 4", "the prompt's own tokens stand"),
+        (adapters.ScoresThePromptToo, "19 rows", "rows of the prompt stand in front: return one"),
+        (adapters.EndsAtAnEnd, "1 tokens, expected 4", "it ends early: go on behind a token that"),
+        (adapters.GeneratesWithLogits, "rms error 3", "these are unnormalised logits: return"),
+        (adapters.SamplesTokens, "not greedy", "row s holds what token s was chosen from, token s"),
+    ],
+)
+def test_a_mistake_in_generate_is_named(kind, found, mend):
+    check = optional(kind)["decode float32"]
+    assert not check.passed
+    assert found in check.found
+    assert mend in check.mend[0]
 
 
 # -- describe()

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, in two dialects of the OpenAI completions API.
+"""Log-probabilities of a prompt and of what follows, in two dialects of the completions API.
 
 In both, the answer has one entry per token, the prompt's first: entry ``i`` holds what the
 engine thought of token ``i`` before it read it, and entry 0 is null.
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mone_ref.backend import Scores
+from mone_ref.backend import Generation, Scores
 from mone_ref.errors import show
 
 ALL = -1
@@ -156,11 +156,24 @@ def dialects(name: str, top: int, size: int) -> list[Dialect]:
     ]
 
 
+def generated(top: int, size: int) -> list[Dialect]:
+    """Ways to ask for log-probabilities of generated tokens: vLLM has OpenAI's word for them."""
+    return dialects("openai", top, size)
+
+
 def request(model: str, prompts: Sequence[Sequence[int]], dialect: Dialect) -> dict[str, Any]:
     """The body of a request. One prompt stands as itself, several as a list."""
     prompt = prompts if len(prompts) > 1 else prompts[0]
     asked = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     return asked | dialect.request()
+
+
+def continuation_request(
+    model: str, prompts: Sequence[Sequence[int]], steps: int, dialect: Dialect
+) -> dict[str, Any]:
+    """The same for ``steps`` tokens behind each prompt; an end of text is none."""
+    asked = {"max_tokens": steps, "ignore_eos": True, "echo": False}
+    return request(model, prompts, dialect) | asked
 
 
 def read(
@@ -177,6 +190,30 @@ def read(
         except AnswerError as error:
             raise AnswerError(f"choice {index}: {error}") from None
     return found
+
+
+def read_continuations(
+    answer: object, prompts: Sequence[Sequence[int]], dialect: Dialect, vocabulary: Vocabulary
+) -> list[Generation]:
+    """The tokens behind each prompt and their scores ``[S, n]``. Raises ``AnswerError``."""
+    found: list[Generation] = []
+    for index, choice in enumerate(choices(answer, prompts)):
+        try:
+            found.append(continuation(choice, dialect, vocabulary))
+        except AnswerError as error:
+            raise AnswerError(f"choice {index}: {error}") from None
+    return found
+
+
+def continuation(choice: Mapping[str, Any], dialect: Dialect, vocabulary: Vocabulary) -> Generation:
+    """One choice: its tokens by their strings, a row of log-probabilities for each."""
+    names, entries = _member(choice.get("logprobs"), "tokens"), dialect.entries(choice)
+    if not isinstance(entries, list) or not isinstance(names, list) or not entries:
+        raise AnswerError("no log-probabilities of generated tokens")
+    if len(names) != len(entries):
+        raise AnswerError(f"{len(names)} tokens beside {len(entries)} entries")
+    tokens = [dialect.pair(str(name), 0.0, vocabulary.tokens)[1] for name in names]
+    return Generation(tokens, table(entries, dialect, vocabulary))
 
 
 def choices(answer: object, prompts: Sequence[Sequence[int]]) -> list[Mapping[str, Any]]:
@@ -198,13 +235,20 @@ def scores(entries: object, tokens: int, dialect: Dialect, vocabulary: Vocabular
         raise AnswerError("no log-probabilities of the prompt")
     if not tokens <= len(entries) <= tokens + dialect.generated:
         raise AnswerError(f"{len(entries)} entries, expected one for each of {tokens} tokens")
+    return table(entries[1:tokens], dialect, vocabulary, first=1)
+
+
+def table(
+    entries: Sequence[object], dialect: Dialect, vocabulary: Vocabulary, first: int = 0
+) -> Scores:
+    """One row for each entry; ``first`` is the number of the first entry in the answer."""
     due = vocabulary.size if dialect.top == ALL else min(dialect.top, vocabulary.size)
     rows = []
-    for index, entry in enumerate(entries[1:tokens], 1):
+    for index, entry in enumerate(entries, first):
         row = likeliest_first(entry, dialect, vocabulary.tokens, f"entry {index}")
         if len(row) < due:
             raise AnswerError(f"entry {index}: {len(row)} log-probabilities where {due} were due")
-        rows.append(row[:due])  # a token of the prompt is listed even when it is not likely
+        rows.append(row[:due])  # the token itself is listed even when it is not likely
     return Scores(
         torch.tensor([[value for value, _ in row] for row in rows], dtype=torch.float64),
         torch.tensor([[key for _, key in row] for row in rows], dtype=torch.int64),

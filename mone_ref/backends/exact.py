@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mone_ref.backend import LoadOptions, Scores, Session
+from mone_ref import generation
+from mone_ref.backend import Generation, LoadOptions, Scores, Session
 from mone_ref.backends.reference import ReferenceBackend, ReferenceSession
 from mone_ref.fill.exact import exact
 
@@ -33,3 +34,7 @@ class ExactSession(ReferenceSession):
     def score(self, prompts: list[list[int]]) -> list[Scores]:
         """Log-probabilities ``[T, V]`` in float64."""
         return [Scores(logprobs) for logprobs in exact(self.model).score(prompts)]
+
+    def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """Each prompt continued alone, in float64."""
+        return generation.generate_each(exact(self.model), prompts, steps)

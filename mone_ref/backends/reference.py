@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mone_ref import __version__, layer, loading, moe, substitution
+from mone_ref import __version__, generation, layer, loading, moe, substitution
 from mone_ref.backend import (
     FEATURES,
     Backend,
     BackendInfo,
+    Generation,
     LayerSession,
     LayerSpec,
     LoadOptions,
@@ -92,6 +93,10 @@ class ReferenceSession(Session):
     def score(self, prompts: list[list[int]]) -> list[Scores]:
         """Full log-probabilities ``[T, V]``, each prompt alone."""
         return [Scores(logprobs) for logprobs in self.model.score(prompts)]
+
+    def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """Each prompt continued alone."""
+        return generation.generate_each(self.model, prompts, steps)
 
     def close(self) -> None:
         """Nothing is held outside the model."""

@@ -10,12 +10,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from mone_ref.backend import Backend, BackendInfo, LoadOptions, Scores, Session
+from mone_ref.backend import (
+    Backend,
+    BackendInfo,
+    Generation,
+    LoadOptions,
+    Scores,
+    Session,
+    Unavailable,
+)
 from mone_ref.backends import completions, server_settings
-from mone_ref.backends.completions import AnswerError, Vocabulary
+from mone_ref.backends.completions import AnswerError, Dialect, Vocabulary
 from mone_ref.backends.server_http import Declined, Server, ServerError
 from mone_ref.backends.server_process import ServerProcess, free_port
 from mone_ref.backends.server_settings import UNKNOWN, ServerSettings
@@ -26,6 +35,10 @@ S = TypeVar("S")
 
 PATIENCE = 10.0
 """Seconds that a server has to end by itself when a session is closed."""
+
+
+class NotSpoken(ServerError):
+    """A server that answers in no dialect in which it was asked."""
 
 
 class ServerBackend(Backend):
@@ -81,6 +94,7 @@ class ServerSession(Session):
         self._model = server.model()
         self._vocabulary = Vocabulary.of(checkpoint)
         self._dialects = completions.dialects(settings.dialect, settings.top, self._vocabulary.size)
+        self._ways = completions.generated(settings.top, self._vocabulary.size)
         self._batches = itertools.cycle(settings.batches)
 
     def score(self, prompts: list[list[int]]) -> list[Scores]:
@@ -88,29 +102,69 @@ class ServerSession(Session):
 
         Several prompts are sent as one list and as concurrent requests, in turn.
         """
+        return self._in_turn(self._ask, prompts)
+
+    def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """Tokens that the server generates, and scores ``[S, n]``; several prompts as in ``score``.
+
+        Raises ``Unavailable`` where it shows no log-probabilities of what it generates.
+        """
+        try:
+            return self._in_turn(partial(self._continue, steps=steps), prompts)
+        except NotSpoken as error:
+            raise Unavailable(f"the server does not tell how it generates: {error}") from error
+
+    def _in_turn(
+        self, ask: Callable[[list[list[int]]], list[S]], prompts: list[list[int]]
+    ) -> list[S]:
+        """Ask for prompts as a list, or for each at the same time."""
         with self._server.explained():
             if len(prompts) == 1 or next(self._batches) == "list":
-                return self._ask(prompts)
-            return [scores for (scores,) in concurrently(self._ask, [[ids] for ids in prompts])]
+                return ask(prompts)
+            return [one for (one,) in concurrently(ask, [[ids] for ids in prompts])]
 
     def close(self) -> None:
         """End the server and everything it started."""
         self._server.process.stop(min(PATIENCE, self._server.limit / 2))
 
     def _ask(self, prompts: list[list[int]]) -> list[Scores]:
-        """Ask in the first dialect that the server speaks, and in no other from then on."""
+        """Scores of prompts."""
+        return self._spoken(
+            self._dialects,
+            lambda dialect: completions.request(self._model, prompts, dialect),
+            lambda answer, dialect: completions.read(answer, prompts, dialect, self._vocabulary),
+        )
+
+    def _continue(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """What follows prompts."""
+        return self._spoken(
+            self._ways,
+            lambda way: completions.continuation_request(self._model, prompts, steps, way),
+            lambda answer, way: completions.read_continuations(
+                answer, prompts, way, self._vocabulary
+            ),
+        )
+
+    def _spoken(
+        self,
+        dialects: list[Dialect],
+        request: Callable[[Dialect], dict[str, Any]],
+        read: Callable[[object, Dialect], T],
+    ) -> T:
+        """Ask in the first dialect that the server speaks, and in no other from then on.
+
+        Raises ``NotSpoken``.
+        """
         refused: dict[str, list[str]] = {}
-        for dialect in self._dialects:
-            body = completions.request(self._model, prompts, dialect)
+        for dialect in tuple(dialects):
             try:
-                answer = self._server.ask("/v1/completions", body)
-                found = completions.read(answer, prompts, dialect, self._vocabulary)
+                found = read(self._server.ask("/v1/completions", request(dialect)), dialect)
             except (AnswerError, Declined) as error:
                 refused.setdefault(str(error), []).append(str(dialect))
             else:
-                self._dialects = [dialect]
+                dialects[:] = [dialect]
                 return found
-        raise ServerError("; ".join(f"{why} ({', '.join(ways)})" for why, ways in refused.items()))
+        raise NotSpoken("; ".join(f"{why} ({', '.join(ways)})" for why, ways in refused.items()))
 
 
 def concurrently(function: Callable[[T], S], items: Sequence[T]) -> list[S]:

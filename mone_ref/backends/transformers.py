@@ -14,6 +14,7 @@ from mone_ref import families
 from mone_ref.backend import (
     Backend,
     BackendInfo,
+    Generation,
     LayerSession,
     LayerSpec,
     LoadOptions,
@@ -95,6 +96,31 @@ class TransformersSession(Session):
             ).logits  # [B, T, V]
             logprobs = logits.float().log_softmax(-1).cpu()
         return [Scores(rows[: len(ids)]) for rows, ids in zip(logprobs, prompts, strict=True)]
+
+    def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """Greedy tokens of the model's own ``generate``, all in one batch, padded on the left.
+
+        Keys and values are cached, so every step but the first is a pass of one token a prompt.
+        """
+        longest = max(map(len, prompts))
+        padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        with torch.inference_mode():
+            made = self.model.generate(
+                input_ids=torch.tensor(padded, device=self.model.device),  # [B, T]
+                attention_mask=torch.tensor(mask, device=self.model.device),  # [B, T]
+                max_new_tokens=steps,
+                do_sample=False,
+                use_cache=True,
+                eos_token_id=[],  # go on behind an end
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            logits = torch.stack(made.logits, dim=1)  # [B, S, V]
+            logprobs = logits.float().log_softmax(-1).cpu()
+        tokens = made.sequences[:, longest:].tolist()  # [B, S]
+        return [Generation(*pair) for pair in zip(tokens, map(Scores, logprobs), strict=True)]
 
     def close(self) -> None:
         """Nothing is held outside the model."""

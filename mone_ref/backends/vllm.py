@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from mone_ref.backend import (
     Backend,
     BackendInfo,
+    Generation,
     LayerSession,
     LayerSpec,
     LoadOptions,
@@ -174,6 +175,27 @@ class VllmSession(Session):
         return [
             Scores(scores(output.prompt_logprobs, output.outputs[0].logprobs, vocab))
             for output in outputs
+        ]
+
+    def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """Greedy tokens of the real decode path, each with the row that it was chosen from."""
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(
+            max_tokens=steps,
+            temperature=0.0,
+            logprobs=-1,
+            ignore_eos=True,
+            flat_logprobs=True,
+            detokenize=False,
+        )
+        vocab = self._llm.llm_engine.model_config.get_vocab_size()
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False
+        )
+        chosen = [output.outputs[0] for output in outputs]
+        return [
+            Generation(list(one.token_ids), Scores(_table(one.logprobs, vocab))) for one in chosen
         ]
 
     def close(self) -> None:

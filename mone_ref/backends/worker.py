@@ -30,7 +30,7 @@ from mone_ref.protocol.channel import Channel, ChannelClosed
 from mone_ref.protocol.exchange import Exchange
 from mone_ref.protocol.failures import ProtocolError
 from mone_ref.protocol.messages import Message
-from mone_ref.suite.attempt import copied, snapshot
+from mone_ref.suite.attempt import continuations, snapshot
 from mone_ref.suite.capture import chain
 from mone_ref.suite.compare import same
 from mone_ref.suite.layers import as_tensors
@@ -119,13 +119,10 @@ class Worker:
         return self._tensors(request, forms.scores_to_tensors(answers))
 
     def _generate(self, request: Message) -> Message:
-        prompts, steps = request["prompts"], request["steps"]
-        made = self._session(request).generate(prompts, steps)
-        if len(made) != len(prompts):
-            raise TypeError(f"generate() returned {len(made)} answers for {len(prompts)} prompts")
-        scores = [copied(generation.scores) for generation in made]
-        tokens = [[int(token) for token in generation.tokens] for generation in made]
-        return {"tokens": tokens, **self._tensors(request, forms.scores_to_tensors(scores))}
+        made = continuations(self._session(request), request["prompts"], request["steps"])
+        tokens = [list(generation.tokens) for generation in made]
+        scores = forms.scores_to_tensors([generation.scores for generation in made])
+        return {"tokens": tokens, **self._tensors(request, scores)}
 
     def _update(self, request: Message) -> Message:
         tensors = self._exchange.read(request["tensors"])

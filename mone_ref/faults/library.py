@@ -5,6 +5,7 @@ from __future__ import annotations
 from mone_ref.faults import (
     changes,
     config,
+    decode,
     experts,
     families,
     features,
@@ -28,6 +29,7 @@ FILES = (
     loading,
     parallel,
     changes,
+    decode,
 )
 
 FAULTS = {fault.id: fault for file in FILES for fault in file.FAULTS}

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mone_ref.backend import Scores
+from mone_ref.backend import Generation, Scores
 from mone_ref.suite.compare import compare
 from mone_ref.suite.golden import Budget, Golden, GoldenPrompt
 
@@ -61,6 +61,18 @@ def first_row_only(logprobs: Tensor) -> bool:
     if logprobs.ndim != 2 or len(logprobs) < 2:
         return False
     return bool(logprobs[1:].isfinite().all()) and not bool(logprobs[0].isfinite().all())
+
+
+def of_continuation(generation: Generation, prompt: Sequence[int], steps: int) -> str:
+    """Which mistake a continuation of another length shows; empty when none is known."""
+    tokens, rows = list(generation.tokens), len(generation.scores.logprobs)
+    if tokens[: len(prompt)] == list(prompt) and len(tokens) == len(prompt) + steps:
+        return "the prompt's own tokens stand in front: return the new ones only"
+    if len(tokens) == steps and rows in (len(prompt) + steps - 1, len(prompt) + steps):
+        return "rows of the prompt stand in front: return one row for each new token"
+    if len(tokens) < steps:
+        return "it ends early: go on behind a token that ends a text (ignore_eos or the like)"
+    return ""
 
 
 def of_values(answers: Sequence[Scores], golden: Golden, compute: str) -> str:

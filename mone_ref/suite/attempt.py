@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
-from mone_ref.backend import Backend, LoadOptions, Scores, Session, Unavailable, capable
+from mone_ref.backend import (
+    Backend,
+    Generation,
+    LoadOptions,
+    Scores,
+    Session,
+    Unavailable,
+    capable,
+)
 from mone_ref.errors import Phase
 from mone_ref.suite.compare import form_flaw
 from mone_ref.suite.guard import Failure, Guard
 from mone_ref.suite.memory import fresh_memory_is_nan
 
-METHODS = ("update", "reload", "expert_rows", "trace")
+METHODS = ("generate", "update", "reload", "expert_rows", "trace")
 Prompts = Sequence[Sequence[int]]
 Answers = tuple[Scores, ...]
+Continuations = tuple[Generation, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -124,19 +136,26 @@ class Engine:
 
     def answers(self, session: Session, prompts: Prompts) -> dict[str, Answers] | Failure:
         """Answers with prompts alone, together and in reverse order."""
-        alone: list[Scores] = []
-        for prompt in prompts:
-            answer = self.score(session, [prompt])
-            if isinstance(answer, Failure):
-                return answer
-            alone += answer
-        together = self.score(session, prompts)
-        if isinstance(together, Failure):
-            return together
-        backwards = self.score(session, prompts[::-1])
-        if isinstance(backwards, Failure):
-            return backwards
-        return {"alone": tuple(alone), "together": together, "reversed": backwards[::-1]}
+        return in_every_order(lambda some: self.score(session, some), prompts)
+
+    def continuations(
+        self, session: Session, prompts: Prompts, steps: int
+    ) -> dict[str, Continuations] | Failure:
+        """The same for the engine's own next tokens. Raises ``Unavailable`` where it does."""
+
+        def made(some: Prompts) -> Continuations | Unavailable:
+            try:
+                return continuations(session, some, steps)
+            except Unavailable as unavailable:
+                return unavailable
+
+        def asked(some: Prompts) -> Continuations | Failure:
+            given = self.guard.call(Phase.RUN, lambda: made(some))
+            if isinstance(given, Unavailable):
+                raise given
+            return given
+
+        return in_every_order(asked, prompts)
 
     def traces(self, session: Session, prompts: Prompts) -> Sequence[Mapping[str, Tensor]]:
         """What a session records of each prompt; nothing when it fails to."""
@@ -167,6 +186,25 @@ class Engine:
         return Attempt(None, answers, rows, abilities, opened.closing)
 
 
+def in_every_order(
+    ask: Callable[[Prompts], tuple[T, ...] | Failure], prompts: Prompts
+) -> dict[str, tuple[T, ...]] | Failure:
+    """What comes of prompts alone, together and in reverse order, always in their own order."""
+    alone: list[T] = []
+    for prompt in prompts:
+        one = ask([prompt])
+        if isinstance(one, Failure):
+            return one
+        alone += one
+    together = ask(prompts)
+    if isinstance(together, Failure):
+        return together
+    backwards = ask(prompts[::-1])
+    if isinstance(backwards, Failure):
+        return backwards
+    return {"alone": tuple(alone), "together": together, "reversed": backwards[::-1]}
+
+
 def snapshot(session: Session, prompts: Prompts) -> Answers:
     """Score, and copy: an engine may reuse its buffers. Raises ``TypeError``."""
     answers = session.score([list(prompt) for prompt in prompts])
@@ -174,6 +212,22 @@ def snapshot(session: Session, prompts: Prompts) -> Answers:
         found = f"{len(answers)} answers" if isinstance(answers, list) else type(answers).__name__
         raise TypeError(f"score() returned {found} for {len(prompts)} prompts")
     return tuple(copied(answer) for answer in answers)
+
+
+def continuations(session: Session, prompts: Prompts, steps: int) -> Continuations:
+    """Continue, and copy. Raises ``TypeError``."""
+    made = session.generate([list(prompt) for prompt in prompts], steps)
+    if not isinstance(made, list) or len(made) != len(prompts):
+        found = f"{len(made)} answers" if isinstance(made, list) else type(made).__name__
+        raise TypeError(f"generate() returned {found} for {len(prompts)} prompts")
+    return tuple(map(copied_continuation, made))
+
+
+def copied_continuation(made: Generation) -> Generation:
+    """Tokens as plain numbers, and scores that nothing else can change."""
+    if not isinstance(made, Generation):
+        raise TypeError(f"generate() returned {type(made).__name__}, not Generation")
+    return Generation([operator.index(token) for token in made.tokens], copied(made.scores))
 
 
 def copied(scores: Scores) -> Scores:

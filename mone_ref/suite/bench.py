@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mone_ref.suite.errormap import ErrorMap
 from mone_ref.suite.golden import Golden
 from mone_ref.suite.guard import Failure, Guard
 from mone_ref.suite.judge import Judgement
-from mone_ref.suite.outcomes import Outcome
+from mone_ref.suite.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Bench:
         self.engine = Engine(backend, guard)
         self._attempts: dict[tuple[str, ...], Attempt] = {}
         self._goldens: dict[str, Golden] = {}
+        self._teachers: dict[tuple[str, str], Teacher] = {}
         self._controls: dict[tuple[str, ...], Judgement] = {}
 
     def checkpoint(self, fixture: str) -> Path:
@@ -124,6 +125,30 @@ class Bench:
         ):
             yield opened
 
+    @contextmanager
+    def open_to_decode(
+        self, fixture: str, prompts: Sequence[Sequence[int]], steps: int, dtype: str
+    ) -> Iterator[Opened]:
+        """A session of its own, with room for every prompt and its continuation."""
+        options = replace(
+            self._load_options((fixture,), dtype, frozenset()),
+            max_tokens=max(map(len, prompts)) + steps,
+            max_prompts=len(prompts),
+        )
+        with (
+            self.copy(fixture) as directory,
+            self.engine.open(directory, options) as opened,
+        ):
+            yield opened
+
+    def teacher(self, fixture: str, dtype: str) -> Teacher:
+        """The oracle that follows an engine's continuations of a fixture."""
+        compute = self.info.compute[dtype]
+        if (fixture, compute) not in self._teachers:
+            teacher = Teacher(self.checkpoint(fixture), compute, self.golden(fixture))
+            self._teachers[fixture, compute] = teacher
+        return self._teachers[fixture, compute]
+
     def traces(
         self, fixture: str, dtype: str, edits: Sequence[Edit] = ()
     ) -> Sequence[Mapping[str, Tensor]]:
@@ -170,16 +195,9 @@ class Bench:
 
         The control is loaded with the features of the case: an engine that quantises, or
         computes in another type for a feature, does so without a substituted expert too.
-        Only numbers are a reading: an engine that answers NaN, fails or never answers is
-        judged on the case itself.
         """
         control = self._judge_control(case.control, dtype, case.features)
-        read = control.outcome is Outcome.MISMATCH and control.numbers is not None
-        if not read and control.outcome is not Outcome.WRONGLY_REFUSED:
-            return None
-        asked = " with ".join((case.control, *sorted(case.features)))
-        found = f"base model differs: {asked}: {control.outcome}: {control.found}"
-        return Judgement(Outcome.NOT_JUDGED, found, evidence=control.evidence)
+        return judge.base_differs(control, " with ".join((case.control, *sorted(case.features))))
 
     def _judge_control(self, control: str, dtype: str, features: frozenset[str]) -> Judgement:
         key = attempt_key(control, dtype, (), features)

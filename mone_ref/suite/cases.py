@@ -37,6 +37,7 @@ class Kind(StrEnum):
     OUTPUT = "output"
     CONTROL = "control"
     ROWS = "rows"
+    DECODE = "decode"
     REFUSAL = "refusal"
     UPDATE = "update"
     UPDATE_REFUSAL = "update-refusal"
@@ -226,7 +227,7 @@ def fixture_flaws(
     needed = {"$.fixture": document["fixture"]}
     change = document.get("change", {})
     needed |= {f"$.change.{key}": change[key] for key in ("from", "after") if key in change}
-    if document["kind"] in (Kind.OUTPUT, Kind.UPDATE) or "or" in document["expect"]:
+    if document["kind"] in (Kind.OUTPUT, Kind.DECODE, Kind.UPDATE) or "or" in document["expect"]:
         needed["$.fixture (its control)"] = controls.get(document["fixture"], "")
     for place, fixture in needed.items():
         if fixture not in controls:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mone_ref.faults import FAULTS, Fault
+from mone_ref.faults import FAULTS, Fault, decode
 from mone_ref.suite import distance, divergence, golden, rounding
 from mone_ref.suite.cases import Case, Kind
 from mone_ref.suite.compare import MULTIPLIER
@@ -127,7 +127,11 @@ class Diagnostician:
 
     def __init__(self, simulator: Simulator, faults: Mapping[str, Fault] = FAULTS) -> None:
         self.simulator = simulator
-        self.faults = {name: fault for name, fault in faults.items() if not fault.equivalent}
+        self.faults = {
+            name: fault
+            for name, fault in faults.items()
+            if not fault.equivalent and fault.group != decode.GROUP
+        }
         self.ratios: dict[tuple[str, str], dict[str, float]] = {}
         self.fixtures = simulator.fixtures
         self._goldens: dict[str, Golden] = {}
@@ -147,12 +151,13 @@ class Diagnostician:
         seen: Simulated,
         traces: Sequence[Mapping[str, Tensor]] = (),
     ) -> Diagnosis | None:
-        """What explains a failure; None for an engine that broke down and answered nothing.
+        """What explains a failure; None for an engine that broke down and answered nothing, and
+        for one that took tokens of its own, which no simulation takes again.
 
         ``seen`` is what the engine did, ``traces`` what it recorded of each prompt, where it
         can.
         """
-        if seen.result.outcome in BROKEN:
+        if seen.result.outcome in BROKEN or case.kind is Kind.DECODE:
             return None
         yardstick = self.yardstick(case, dtype, compute)
         ranked = self.ranked(case, dtype, seen, yardstick)

@@ -139,6 +139,19 @@ def closed(judgement: Judgement, closing: Failure | None) -> Judgement:
     return replace(judgement, outcome=Outcome.ERRORED, found=found, evidence=evidence)
 
 
+def base_differs(control: Judgement, asked: str) -> Judgement | None:
+    """Not judged, when the engine refuses the base model or reads it differently (GEN-3).
+
+    Only numbers are a reading: an engine that answers NaN, fails or never answers is judged on
+    the case itself.
+    """
+    read = control.outcome is Outcome.MISMATCH and control.numbers is not None
+    if not read and control.outcome is not Outcome.WRONGLY_REFUSED:
+        return None
+    found = f"base model differs: {asked}: {control.outcome}: {control.found}"
+    return Judgement(Outcome.NOT_JUDGED, found, evidence=control.evidence)
+
+
 def expectation(case: Case) -> str:
     """What a case expects, as a phrase."""
     expected = case.expected
@@ -148,6 +161,8 @@ def expectation(case: Case) -> str:
         return f"{answer}, or a refusal at load with {codes}" if codes else answer
     if case.kind is Kind.ROWS:
         return "expert rows for retained experts only"
+    if case.kind is Kind.DECODE:
+        return f"the oracle's scores of {case.fixture} along the engine's own tokens"
     if not expected.groups:
         fixture = case.change.source if case.change else case.fixture
         return f"the golden answers of {fixture}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mone_ref.errors import Phase
-from mone_ref.faults import Fault
+from mone_ref.faults import Fault, decode
 from mone_ref.suite.cases import Case, Kind
 from mone_ref.suite.outcomes import Outcome
 from mone_ref.suite.simulate import Simulator
@@ -67,11 +67,17 @@ def stage(case: Case) -> Phase:
 def plan(fault: Fault, cases: Sequence[Case]) -> Iterator[tuple[Case, str]]:
     """The cases that can reach a fault, each at the fault's dtypes; designated ones first."""
     first = ORDER.index(Phase(fault.stage))
-    reaching = [case for case in cases if ORDER.index(stage(case)) >= first]
+    reaching = [c for c in cases if ORDER.index(stage(c)) >= first and is_about(c, fault)]
     for case in sorted(reaching, key=lambda case: fault.id not in case.kills):
         for dtype in case.dtypes_of(fault.dtypes):
             if dtype in fault.dtypes:
                 yield case, dtype
+
+
+def is_about(case: Case, fault: Fault) -> bool:
+    """Whether a case decodes where a fault is one of decoding. What is wrong in every forward
+    pass shows in prompts as well, at a fraction of the cost."""
+    return (case.kind is Kind.DECODE) == (fault.group == decode.GROUP) or fault.id in case.kills
 
 
 def run(

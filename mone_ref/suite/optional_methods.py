@@ -16,10 +16,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mone_ref import config
-from mone_ref.backend import Generation, Session
+from mone_ref.backend import Session
 from mone_ref.errors import Phase, show
 
-STEPS = 2
 TRACED = re.compile(r"layers\.\d+\.\w+")
 
 
@@ -52,16 +51,6 @@ def trace(asked: Asked) -> str:
     return f"{len(traces[0])} tensors for each prompt"
 
 
-def generate(asked: Asked) -> str:
-    """Tokens and their scores for each prompt."""
-    made = asked.session.generate([list(prompt) for prompt in asked.prompts], STEPS)
-    whole = listed(made, asked.prompts, Generation) and all(
-        len(one.tokens) == STEPS and len(one.scores.logprobs) == STEPS for one in made
-    )
-    check(whole, made, f"per prompt a Generation of {STEPS} tokens and as many rows of scores")
-    return f"{STEPS} tokens after each prompt"
-
-
 def update(asked: Asked) -> str:
     """A constant replaced by itself."""
     layers = config.read(asked.checkpoint).substitution.layers
@@ -80,7 +69,6 @@ def reload(asked: Asked) -> str:
 CALLS: Mapping[str, tuple[Phase, Callable[[Asked], str]]] = {
     "expert_rows": (Phase.LOAD, expert_rows),
     "trace": (Phase.RUN, trace),
-    "generate": (Phase.RUN, generate),
     "update": (Phase.UPDATE, update),
     "reload": (Phase.RELOAD, reload),
 }

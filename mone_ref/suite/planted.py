@@ -25,6 +25,7 @@ from mone_ref import config, validate
 from mone_ref.backend import (
     Backend,
     BackendInfo,
+    Generation,
     LayerSession,
     LayerSpec,
     LoadOptions,
@@ -207,6 +208,11 @@ class PlantedSession(Session):
         if answer is None or answer.called & self.backend.calls.keys():
             return None
         return answer.scores
+
+    def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
+        """As the inner session, with the fault."""
+        with self.backend.planted():
+            return self.inner.generate(prompts, steps)
 
     def digest(self) -> bytes:
         """What tells this model, as it is now, from another one."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mone_ref.backend import Backend, BackendInfo, Unavailable
 from mone_ref.errors import Phase
-from mone_ref.suite import changes, judge, layers
+from mone_ref.suite import changes, decoding, judge, layers
 from mone_ref.suite.attempt import Attempt
 from mone_ref.suite.bench import Bench, Options
 from mone_ref.suite.cases import Case, CaseError, Kind
@@ -88,6 +88,8 @@ class Harness:
                 return self.bench.control_differs(case, dtype) or self._output(case, dtype)
             case Kind.ROWS:
                 return self._rows(case, dtype)
+            case Kind.DECODE:
+                return self.bench.control_differs(case, dtype) or self._decode(case, dtype)
             case Kind.LAYER:
                 return layers.run(self.bench, case, dtype)
             case Kind.UPDATE:
@@ -110,6 +112,12 @@ class Harness:
             return not_applicable("the engine has no expert_rows()")
         judgement = judge.of_rows(attempt.rows, self.bench.layers(case.fixture))
         return judge.closed(judgement, attempt.closing)
+
+    def _decode(self, case: Case, dtype: str) -> Judgement:
+        loaded = self.bench.attempt(case.fixture, dtype)
+        if loaded.failure:
+            return judge.of_failure(loaded.failure)
+        return unable(case, loaded) or decoding.run(self.bench, case, dtype)
 
     def _void(self, case: Case, dtype: str) -> Judgement | None:
         """A refusal proves nothing about an engine that refuses the twin as well."""

@@ -26,6 +26,7 @@ from mone_ref.suite.judge import Parts
 from mone_ref.suite.outcomes import Result
 from mone_ref.suite.planted import STARTS, Honest, Planted, Started, Watched, steps, watch
 from mone_ref.suite.runner import Harness
+from mone_ref.suite.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,10 @@ class WrongBench(Bench):
     def golden(self, fixture: str) -> Golden:
         """That of the honest bench."""
         return self.honest.golden(fixture)
+
+    def teacher(self, fixture: str, dtype: str) -> Teacher:
+        """That of the honest bench, which remembers what it was asked."""
+        return self.honest.teacher(fixture, dtype)
 
     def layers(self, fixture: str) -> Mapping[int, LayerSubstitution]:
         """Those of the honest bench."""

@@ -13,21 +13,23 @@ from functools import partial
 from pathlib import Path
 
 from mone_ref import config
-from mone_ref.backend import Backend, Scores, Unavailable, capable
+from mone_ref.backend import Backend, Generation, Scores, Unavailable, capable
 from mone_ref.errors import Phase
 from mone_ref.suite import adapter_mistakes, errormap, optional_methods
 from mone_ref.suite.attempt import Attempt
 from mone_ref.suite.bench import Bench
 from mone_ref.suite.cases import PLAIN
 from mone_ref.suite.compare import compare, form_flaw, value_flaw
+from mone_ref.suite.decoding import STEPS, Followed, follow
 from mone_ref.suite.edits import Edit
 from mone_ref.suite.errormap import group
-from mone_ref.suite.golden import GoldenPrompt
+from mone_ref.suite.golden import Golden, GoldenPrompt
 from mone_ref.suite.guard import Failed, Failure
 from mone_ref.suite.options import OptionError
 from mone_ref.suite.outcomes import Outcome
 from mone_ref.suite.printable import printable
 from mone_ref.suite.run import Run, Settings, described
+from mone_ref.suite.teacher import Teacher
 from mone_ref.suite.text import excerpt
 
 FIXTURES = ("olmoe-approx", "qwen3-approx", "mixtral-approx")
@@ -283,12 +285,53 @@ def optional(bench: Bench, fixture: str, dtype: str) -> Iterator[Check]:
         asked = optional_methods.Asked(
             session, bench.golden(fixture).ids, bench.checkpoint(fixture)
         )
-        absent = [name for name in optional_methods.CALLS if not capable(session, name)]
+        offered = (*optional_methods.CALLS, "generate")
+        absent = [name for name in offered if not capable(session, name)]
         for name, (phase, call) in optional_methods.CALLS.items():
             if name not in absent:
                 yield called(name, bench.engine.guard.call(phase, partial(call, asked)))
+    if "generate" not in absent:
+        yield decoded(bench, fixture + PLAIN, dtype)
     if absent:
         yield Check("not declared", ", ".join(f"{name}()" for name in absent))
+
+
+def decoded(bench: Bench, fixture: str, dtype: str) -> Check:
+    """Whether a plain model's own tokens and their scores belong together."""
+    name, prompts = f"decode {dtype}", bench.golden(fixture).ids
+    try:
+        with bench.open_to_decode(fixture, prompts, STEPS, dtype) as opened:
+            if isinstance(opened.session, Failure):
+                return failed(name, opened.session, mend_failure(opened.session, fixture))
+            made = bench.engine.continuations(opened.session, prompts, STEPS)
+    except Unavailable as unavailable:
+        return Check(name, f"not available: {unavailable.reason}")
+    if isinstance(made, Failure):
+        return failed(name, made, ("generate() returns a list of Generation, one per prompt",))
+    teacher = bench.teacher(fixture, dtype)
+    for order, given in made.items():
+        for index, (prompt, generation) in enumerate(zip(prompts, given, strict=True)):
+            followed = follow(f"prompt {index}, {order}", prompt, generation, teacher)
+            if followed.comparison.flaw:
+                found = f"{fixture}: {followed.place}: {followed.comparison.flaw}"
+                return Check(name, found, (mend_decoding(prompt, generation, followed, teacher),))
+    return Check(name, f"{fixture}: {STEPS} tokens after each of {len(prompts)} prompts, as scored")
+
+
+def mend_decoding(
+    prompt: Sequence[int], generation: Generation, followed: Followed, teacher: Teacher
+) -> str:
+    """What to do about tokens or rows that are not those of greedy decoding."""
+    rows = followed.lesson.rows if followed.lesson else None
+    if rows is None:
+        known = adapter_mistakes.of_continuation(generation, prompt, STEPS)
+        return known or "generate() returns so many tokens, and a row of scores for each"
+    told = Golden((rows,), (teacher.compute,))
+    known = adapter_mistakes.of_values([generation.scores], told, teacher.compute)
+    return known or (
+        "row s holds what token s was chosen from, token s is its likeliest, and the next pass "
+        "is given that token"
+    )
 
 
 def called(name: str, given: str | Failure) -> Check:
