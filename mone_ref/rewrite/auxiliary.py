@@ -36,7 +36,7 @@ def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
             if relative in (FILE, index.NAME) or (here == directory and _is_shard(name)):
                 continue
             (copied if _is_copied(here / name, directory) else left).append(relative)
-    return tuple(copied), tuple(_omitted(left))
+    return tuple(sorted(copied)), tuple(_omitted(sorted(left)))
 
 
 def _is_copied(path: Path, directory: Path) -> bool:
@@ -62,4 +62,4 @@ def _omitted(left: list[str]) -> list[Problem]:
         return []
     expected = "no weights, indexes, hidden files or outward links: these are not copied"
     note = Severity.NOTE
-    return [flaw(Code.OMITTED_FILE, left[0], "file", some(left, "entry"), expected, note)]
+    return [flaw(Code.OMITTED_FILE, left[0], "file", some(left, "other file"), expected, note)]

@@ -46,15 +46,16 @@ def blueprint(directory: Path | str, plan: Plan) -> Made:
     problems += decisions.problems
     constants = Constants({}, Path())
     if plan.kind is Kind.PRUNE:
-        problems += prune.problems(source, plan, decisions)
+        problems += prune.problems(source, decisions)
     else:
         constants, found = substitute.read_constants(plan, decisions)
-        problems += [*found, *substitute.problems(source, plan, decisions)]
+        problems += [*found, *substitute.problems(source, decisions)]
     copies, omitted = auxiliary.find(source.checkpoint.directory)
     problems += omitted
     if _errors(problems):
         return Made(source, None, tuple(problems))
     module = prune if plan.kind is Kind.PRUNE else substitute
+    problems += module.limits(source, plan, decisions)
     config = module.config(source, plan, decisions)
     if decisions.drops_mtp:
         config = config_edit.without_mtp(config)

@@ -10,18 +10,19 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import yaml
 
+from mone_ref import strict_json
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan_dialects
 from mone_ref.rewrite.plan_dialects import Unread
-from mone_ref.strict_json import child
+from mone_ref.strict_json import StrictJsonError, child
 
 VERSION = 1
 SCHEMA = Path(__file__).with_name("plan.schema.json")
@@ -183,12 +184,26 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 def load(data: bytes) -> Any:
     """Parse YAML or JSON, strictly; lines of JSON objects become a list. Raises ``Unread``."""
+    lines = [line for line in data.splitlines() if line.strip()]
+    if len(lines) > 1 and all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+        return [_value(line) for line in lines]
+    return _value(data)
+
+
+def _value(data: bytes) -> Any:
+    """JSON by its own parser: YAML reads escapes of JSON otherwise."""
     try:
-        text = data.decode("utf-8")
-        lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) > 1 and all(line.startswith("{") and line.endswith("}") for line in lines):
-            return [yaml.load(line, _Loader) for line in lines]
-        return yaml.load(text, _Loader)
+        parsed = strict_json.parse(data)
+    except StrictJsonError:
+        return _yaml(data)
+    if parsed.duplicates:
+        raise Unread(f"the key {parsed.duplicates[0]} again")
+    return parsed.value
+
+
+def _yaml(data: bytes) -> Any:
+    try:
+        return yaml.load(data.decode("utf-8"), _Loader)
     except UnicodeDecodeError as error:
         raise Unread(f"byte {error.start} that is not UTF-8") from None
     except yaml.YAMLError as error:
@@ -201,7 +216,8 @@ def _shape_problems(document: Any, file: str) -> Iterator[Problem]:
     """What the schema says, and that integers are no floats (JSON Schema takes 1.0 for 1)."""
     for error in sorted(_validator().iter_errors(document), key=lambda error: error.json_path):
         schema: Any = error.schema
-        where, expected = error.json_path, schema.get("description", error.message)
+        where = reduce(child, error.absolute_path, ROOT)
+        expected = schema.get("description", error.message)
         found = _found(error)
         yield Problem(Code.PLAN_FIELD, Phase.PARSE, where, found, expected, file)
     for where, value in _floats(document, ROOT):

@@ -54,12 +54,10 @@ def _rows(structure: Structure, choice: Choice) -> Iterator[tuple[str, list[Outp
             yield entry.name, [cut.rows(entry, directory, choice.kept, experts)]
 
 
-def problems(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[Problem]:
-    """Tensors that cannot be cut, and outputs that engines are known not to load."""
+def problems(structure: Structure, decisions: Decisions) -> Iterator[Problem]:
+    """Tensors that cannot be cut."""
     for choice in decisions.choices:
         yield from _uncut(structure, choice)
-    if decisions.choices:
-        yield from _engines(structure, plan, decisions)
 
 
 def _uncut(structure: Structure, choice: Choice) -> Iterator[Problem]:
@@ -82,7 +80,10 @@ def _cannot(structure: Structure, entry: TensorEntry, found: str) -> Problem:
     return tensor_problem(Code.CANNOT_CUT, structure.checkpoint, entry.name, found, expected)
 
 
-def _engines(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[Problem]:
+def limits(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[Problem]:
+    """Outputs that engines are known not to load."""
+    if not decisions.choices:
+        return
     kept = len(decisions.choices[0].kept)
     if kept not in KERNEL_COUNTS:
         found = f"{kept} experts per layer"

@@ -100,8 +100,8 @@ def added(constants: Constants, choice: Choice) -> Iterator[OutputTensor]:
         yield cut.whole(constants.entries[name], constants.directory)
 
 
-def problems(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[Problem]:
-    """Fused experts that cannot be taken apart, and outputs that engines refuse."""
+def problems(structure: Structure, decisions: Decisions) -> Iterator[Problem]:
+    """Fused experts that cannot be taken apart."""
     expected = "experts stored one by one, or fused as rows [experts, out, in]"
     for choice in decisions.choices:
         for entry in choice.layer.fused:
@@ -109,6 +109,10 @@ def problems(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator
             if reason:
                 checkpoint, code = structure.checkpoint, Code.CANNOT_CUT
                 yield tensor_problem(code, checkpoint, entry.name, reason, expected)
+
+
+def limits(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[Problem]:
+    """Outputs that engines are known not to load."""
     quantised = [
         entry.name
         for choice in decisions.choices
