@@ -22,6 +22,9 @@ from mone_ref.precision import Precision, product
 ROW_BYTES = 16
 """grouped_mm takes matrices whose rows are a multiple of this long."""
 
+FEW_ROWS = 8
+"""Rows per expert up to which transposing costs less than it saves (measured with AMX)."""
+
 
 @dataclass
 class GroupedLayer:
@@ -112,13 +115,12 @@ def retained_sum(x: Tensor, weights: Tensor, rows: Tensor, grouped: GroupedLayer
 
     inputs = widened(x, grouped.gate_up).index_select(0, routes // weights.shape[1])  # [N, H+]
     gate, up = grouped_product(inputs, grouped.gate_up, ends).chunk(2, dim=1)  # [N, I] each
-    inside = x.new_zeros(len(routes), grouped.down.shape[2])  # [N, I+]
-    torch.mul(functional.silu(gate), up, out=inside[:, : gate.shape[1]])
-    outputs = grouped_product(inside, grouped.down, ends).contiguous()  # [N, H]
+    inside = functional.silu(gate, inplace=True).mul_(up)  # [N, I]
+    outputs = grouped_product(widened(inside, grouped.down), grouped.down, ends)  # [N, H]
 
     places = torch.empty_like(rows)  # [T, K]
     places.view(-1)[routes] = torch.arange(len(routes), device=routes.device)
-    return sum_by_token(outputs, places, weights, scheduled)
+    return sum_by_token(outputs.contiguous(), places, weights, scheduled)
 
 
 def widened(x: Tensor, matrices: Tensor) -> Tensor:
@@ -131,10 +133,11 @@ def grouped_product(x: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """Each row of ``x`` ``[N, in+]`` times the matrix of its group: ``[N, out]``.
 
     ``matrices`` ``[R, out, in+]``; ``ends`` ``[R]`` int32: where the rows of each group end.
-    On a CPU, products of 16-bit types are faster with the matrix on the left: the result is
+    On a CPU, few rows in a 16-bit type are faster with the matrix on the left: the result is
     then the transposed view of ``[out, N]``.
     """
-    if x.device.type == "cpu" and x.dtype.itemsize == 2:
+    few = 0 < len(x) <= FEW_ROWS * len(matrices)
+    if few and x.device.type == "cpu" and x.dtype.itemsize == 2:
         return functional.grouped_mm(matrices, x.T, offs=ends).T
     return functional.grouped_mm(x, matrices.transpose(1, 2), offs=ends)
 
