@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mone_ref.version import VERSION
+
 if TYPE_CHECKING:
     from mone_ref.loading import Model, load
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["Model", "__version__", "load"]
 
 

@@ -169,6 +169,19 @@ class Code(StrEnum):
     ENGINE_LIMIT = "REWRITE/engine", "The output is well formed, but engines may not load it."
     OMITTED_FILE = "REWRITE/omitted-file", "Files of the source that are not copied."
 
+    # -- outputs of a rewrite
+    OUTPUT_EXISTS = "OUTPUT/exists", "Something is already where the output would appear."
+    OUTPUT_PLACE = "OUTPUT/place", "The output would lie in the source, around it, or nowhere."
+    OUTPUT_BUSY = "OUTPUT/busy", "Another rewrite works on the same output."
+    OUTPUT_PARTIAL = "OUTPUT/partial", "An unfinished output of another rewrite is there."
+    OUTPUT_WRITE = "OUTPUT/write", "The output cannot be written: space, permission, the disk."
+    SOURCE_CHANGED = "SOURCE/changed", "A file of the source changed while it was rewritten."
+    OUTPUT_BYTES = "OUTPUT/bytes", "Stored bytes of an output are not those of its source."
+    OUTPUT_TENSORS = "OUTPUT/tensors", "An output has other tensors, types or shapes than planned."
+    OUTPUT_FILES = "OUTPUT/files", "An output has other files than planned."
+    OUTPUT_DOCUMENT = "OUTPUT/document", "config.json or the index is not as planned."
+    MANIFEST = "OUTPUT/manifest", "The manifest is missing, malformed, or of another output."
+
     # -- requests
     UNSUPPORTED_FEATURE = "UNSUPPORTED/feature", "A feature that substitution excludes."
     UNSUPPORTED_RELOAD = "UNSUPPORTED/layerwise-reload", "Layerwise reload is refused."
@@ -185,7 +198,11 @@ class Code(StrEnum):
         return self.value.partition("/")[2]
 
 
-GROUPS = frozenset(code.group for code in Code)
+TOOL_GROUPS = frozenset({"PLAN", "REWRITE", "SOURCE", "OUTPUT"})
+"""Groups of the checkpoint tools: no engine refuses with one of them."""
+
+GROUPS = frozenset(code.group for code in Code) - TOOL_GROUPS
+"""Groups that cases compare across engines."""
 
 
 @dataclass(frozen=True)

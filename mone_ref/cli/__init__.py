@@ -15,6 +15,7 @@ COMMANDS = (
     "inspect",
     "plan",
     "rewrite",
+    "verify",
     "run",
     "fixtures",
     "conform",

@@ -10,12 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from mone_ref.checkpoint.text import count, plain
-from mone_ref.cli import problems
+from mone_ref.cli import problems, progress
 from mone_ref.cli.problems import gigabytes
+from mone_ref.cli.progress import Interrupted
 from mone_ref.errors import Code, Problem, Rejected
-from mone_ref.rewrite import make, plan
+from mone_ref.rewrite import make, plan, writer
+from mone_ref.rewrite.blueprint import Blueprint
 from mone_ref.rewrite.forecast import Forecast, forecast
 from mone_ref.rewrite.make import Made
+from mone_ref.rewrite.plan import Plan
+from mone_ref.rewrite.writer import Written
 
 NO_INPUT = (Code.NOT_A_CHECKPOINT, Code.PLAN_FILE)
 
@@ -28,6 +32,12 @@ def register(parent: typer.Typer) -> None:
 def rewrite(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint directory.")],
     plan_file: Annotated[Path, typer.Option("--plan", help="A plan in YAML or JSON.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The directory that will appear; not there yet.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw an unfinished output away; do not go on.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write nothing; read headers only.")
     ] = False,
@@ -35,24 +45,51 @@ def rewrite(
 ) -> None:
     """Substitute or prune experts as a plan says.
 
-    Exits 0 when the plan fits, 1 on errors, 2 when DIR or the plan cannot be read.
+    Exits 0 when the output is there (or the plan fits), 1 on errors, 2 when DIR or the plan cannot
+    be read, 130 or 143 when interrupted: the same command then goes on.
     """
-    if not dry_run:
-        raise typer.BadParameter("only --dry-run is implemented", param_hint="--dry-run")
+    if (out is None) is not dry_run:
+        raise typer.BadParameter("one of --out and --dry-run", param_hint="--out")
     made: Made | None = None
+    written: Written | None = None
     try:
-        made = make.blueprint(directory, plan.read(plan_file))
+        chosen = plan.read(plan_file)
+        made = make.blueprint(directory, chosen)
         found = made.problems
+        if out is not None and made.blueprint is not None:
+            written = write(made.blueprint, out, chosen, restart)
     except Rejected as rejected:
-        found = rejected.problems
+        found = (*made.problems, *rejected.problems) if made else rejected.problems
+    except Interrupted as interrupted:
+        typer.echo(f"interrupted by {interrupted}: the same command goes on", err=True)
+        raise typer.Exit(interrupted.status) from None
     status = exit_status(found)
     expected = forecast(made.structure, made.blueprint) if made and made.blueprint else None
     if as_json:
-        typer.echo(json.dumps(document(directory, found, made, expected, status), indent=2))
+        typer.echo(
+            json.dumps(document(directory, found, made, expected, written, status), indent=2)
+        )
     else:
         for line in lines(directory, found, made, expected):
             typer.echo(line)
+        if written is not None:
+            typer.echo(summary(written))
     raise typer.Exit(status)
+
+
+def write(blueprint: Blueprint, out: Path, chosen: Plan, restart: bool) -> Written:
+    """Write the output with a progress bar. Raises ``Rejected``, ``Interrupted``."""
+    size = sum(tensor.size for shard in blueprint.shards for tensor in shard.tensors)
+    with progress.interruptible(), progress.shown("rewrite", size) as advance:
+        said = plan.as_document(chosen)
+        return writer.write(blueprint, out, said, restart=restart, advance=advance)
+
+
+def summary(written: Written) -> str:
+    """What is there now."""
+    resumed = f", {len(written.resumed)} of them by an earlier try" if written.resumed else ""
+    files = count(len(written.written) + len(written.resumed), "file")
+    return f"{plain(str(written.directory))}: {files}{resumed}, {gigabytes(written.size)}"
 
 
 def exit_status(found: tuple[Problem, ...]) -> int:
@@ -92,12 +129,16 @@ def document(
     found: tuple[Problem, ...],
     made: Made | None,
     expected: Forecast | None,
+    written: Written | None,
     status: int,
 ) -> dict[str, Any]:
-    """The same as JSON-ready data; ``forecast`` is null where nothing can be written."""
+    """The same as JSON-ready data; ``forecast`` is null where nothing can be written, ``output``
+    where nothing was."""
     return {
         "path": str(directory),
         "exit_code": status,
+        "output": str(written.directory) if written else None,
+        "resumed": list(written.resumed) if written else None,
         "forecast": expected.as_dict() if expected else None,
         "files": _files(made) if made and made.blueprint else None,
         "findings": [problem.as_dict() for problem in found],

@@ -17,7 +17,7 @@ from typing import Any
 
 from mone_ref.errors import GROUPS, Code
 
-CODES = GROUPS | {str(code) for code in Code}
+CODES = GROUPS | {str(code) for code in Code if code.group in GROUPS}
 
 
 class ErrorMapError(ValueError):

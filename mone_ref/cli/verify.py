@@ -1,0 +1,108 @@
+"""``mone-ref verify``: whether an output is what its source and plan make, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mone_ref.checkpoint.text import count, plain
+from mone_ref.cli import problems, progress
+from mone_ref.cli.problems import gigabytes
+from mone_ref.errors import Code, Problem, Rejected
+from mone_ref.rewrite import make, manifest, plan, verify
+from mone_ref.rewrite.blueprint import Blueprint
+from mone_ref.rewrite.plan import Plan
+from mone_ref.rewrite.shard_check import require_readable
+from mone_ref.rewrite.verify import Verified
+
+NO_INPUT = (Code.NOT_A_CHECKPOINT, Code.PLAN_FILE)
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the ``verify`` command."""
+    parent.command("verify")(verify_directory)
+
+
+def verify_directory(
+    directory: Annotated[Path, typer.Argument(metavar="OUT", help="The output of a rewrite.")],
+    source: Annotated[Path, typer.Option("--against", help="The checkpoint it was made of.")],
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="The plan; default: the one in the manifest.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Make the output's blueprint anew from source and plan, and compare every byte.
+
+    Exits 0 when the output is proven, 1 when anything differs, 2 when OUT, the source or the plan
+    cannot be read.
+    """
+    found: tuple[Problem, ...]
+    done: Verified | None = None
+    try:
+        chosen = _plan(directory, plan_file)
+        blueprint = _blueprint(source, chosen)
+        size = sum(tensor.size for shard in blueprint.shards for tensor in shard.tensors)
+        with progress.shown("verify", size) as advance:
+            done = verify.verify(directory, blueprint, plan.as_document(chosen), advance=advance)
+        found = done.problems
+    except Rejected as rejected:
+        found = rejected.problems
+    status = exit_status(found, done)
+    if as_json:
+        typer.echo(json.dumps(document(directory, found, done, status), indent=2))
+    else:
+        for line in lines(directory, found, done):
+            typer.echo(line)
+    raise typer.Exit(status)
+
+
+def _plan(directory: Path, file: Path | None) -> Plan:
+    """The plan that is given, or the manifest's; paths in the latter are relative to here."""
+    if file is not None:
+        return plan.read(file)
+    require_readable(directory)
+    return plan.from_document(manifest.read(directory)["plan"], Path(), manifest.NAME)
+
+
+def _blueprint(source: Path, chosen: Plan) -> Blueprint:
+    made = make.blueprint(source, chosen)
+    if made.blueprint is None:
+        raise Rejected(problems.errors(made.problems))
+    return made.blueprint
+
+
+def exit_status(found: tuple[Problem, ...], done: Verified | None) -> int:
+    """0 when all is as planned, 1 when anything differs, 2 when nothing could be compared."""
+    if done is None:
+        return 2
+    return 1 if problems.errors(found) else 0
+
+
+def lines(directory: Path, found: tuple[Problem, ...], done: Verified | None) -> Iterator[str]:
+    """Every difference, then what was compared."""
+    yield from problems.lines(found)
+    name = plain(str(directory))
+    if done is None:
+        yield f"{name}: not compared"
+        return
+    verdict = count(len(found), "difference") if found else "proven"
+    parts = [count(done.files, "file"), count(done.tensors, "tensor"), gigabytes(done.size)]
+    yield f"{name}: {verdict}: {', '.join(parts)} compared"
+
+
+def document(
+    directory: Path, found: tuple[Problem, ...], done: Verified | None, status: int
+) -> dict[str, Any]:
+    """The same as JSON-ready data; counts are null where nothing could be compared."""
+    return {
+        "path": str(directory),
+        "exit_code": status,
+        "files": done.files if done else None,
+        "tensors": done.tensors if done else None,
+        "bytes": done.size if done else None,
+        "findings": [problem.as_dict() for problem in found],
+    }

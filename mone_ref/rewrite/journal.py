@@ -1,0 +1,59 @@
+"""What a partial output holds already, so that a killed rewrite goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+NAME = "journal.json"
+
+
+@dataclass
+class Journal:
+    """The rewrite that a partial output belongs to, and its finished files.
+
+    ``finished`` maps a file to its size in bytes and its sha256; a file stands there only when
+    it is on the disk under its own name.
+    """
+
+    identity: str
+    states: dict[str, list[int]]
+    finished: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def save(self, directory: Path) -> None:
+        """Replace the journal in one step. Raises OSError."""
+        write_durably(directory / NAME, json.dumps(asdict(self)).encode())
+
+
+def load(directory: Path) -> Journal | None:
+    """The journal of a partial output; None where there is none that can be read."""
+    try:
+        document: Any = json.loads((directory / NAME).read_bytes())
+        finished = {
+            name: (int(size), str(sha)) for name, (size, sha) in document["finished"].items()
+        }
+        return Journal(str(document["identity"]), dict(document["states"]), finished)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """A small file that is there whole, or not at all, whatever happens. Raises OSError."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with unfinished.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(path)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
