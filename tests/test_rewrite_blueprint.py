@@ -307,6 +307,18 @@ def test_constants_must_be_there_and_fit(tmp_path: Path) -> None:
     }
 
 
+def test_r8_constants_are_scanned_where_something_will_be_written(tmp_path: Path) -> None:
+    source = small_moe.write(tmp_path / "in", per_expert())
+    plan = substitute(tmp_path, {"0": [1]})
+    name = "model.layers.0.mlp.experts.1.approx_value"
+    bad = {name: ("BF16", [HIDDEN], b"\x80\x7f" * HIDDEN)}
+    (tmp_path / "constants.safetensors").write_bytes(handmade.safetensors(bad))
+    assert make.blueprint(source, plan).blueprint  # a dry run reads headers only
+    outcome = make.blueprint(source, plan, scan=True)
+    assert outcome.blueprint is None
+    assert [(p.code, p.where) for p in outcome.problems] == [(Code.NON_FINITE_CONSTANT, name)]
+
+
 def test_a_substituted_source_is_refused(tmp_path: Path) -> None:
     fixture = Path(__file__).parents[1] / "fixtures" / "olmoe-approx" / "checkpoint"
     assert Code.ALREADY_SUBSTITUTED in codes(fixture, prune({"0": [0, 2], "1": [0, 2]}))

@@ -103,12 +103,13 @@ def _header(document: dict[str, Any], file: str, data_begin: int, size: int) -> 
             continue
         faults = list(_entry_problems(name, fields, file))
         problems += faults
-        if any(found.severity is Severity.ERROR for found in faults):
+        if faults and any(found.severity is Severity.ERROR for found in faults):
             broken = True
         else:
-            begin, end = (data_begin + offset for offset in fields["data_offsets"])
-            shape = tuple(fields["shape"])
-            entries.append(TensorEntry(name, file, fields["dtype"], shape, begin, end))
+            begin, end = fields["data_offsets"]
+            shape, dtype = tuple(fields["shape"]), fields["dtype"]
+            placed = data_begin + begin, data_begin + end
+            entries.append(TensorEntry(name, file, dtype, shape, *placed))
     if not broken:  # a range that is wrong by itself also looks like a hole: name it once
         problems += ranges.problems(entries, file, data_begin, size)
     return Header(tuple(entries), tuple(problems), size, _texts(document.get(METADATA)))
@@ -143,15 +144,16 @@ def _entry_problems(name: str, fields: object, file: str) -> Iterator[Problem]:
     if not isinstance(fields, dict):
         yield flaw(Code.HEADER, file, name, show(fields), f"an object with {ENTRY_KEYS}")
         return
-    for key in fields:
-        if key not in ENTRY_KEYS:  # the safetensors library reads over it
+    unknown = fields.keys() - ENTRY_KEYS
+    for key in fields if unknown else ():
+        if key in unknown:  # the safetensors library reads over it
             found = f"an unknown key {show(key)}"
             yield flaw(Code.HEADER, file, name, found, f"only {ENTRY_KEYS}", Severity.WARNING)
     missing = [key for key in ENTRY_KEYS if key not in fields]
     if missing:
         yield flaw(Code.HEADER, file, name, f"no {', '.join(missing)}", f"all of {ENTRY_KEYS}")
         return
-    dtype, shape, offsets = (fields[key] for key in ENTRY_KEYS)
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     malformed = list(_type_problems(name, dtype, shape, offsets, file))
     yield from malformed or _length_problems(name, dtype, tuple(shape), offsets, file)
 
@@ -169,11 +171,12 @@ def _type_problems(
 
 def _sizes(value: object) -> list[int] | None:
     """The value if it is a list of JSON integers from 0 (``true`` is none)."""
-    if isinstance(value, list) and all(
-        type(item) is int and 0 <= item <= dtypes.LARGEST for item in value
-    ):
-        return value
-    return None
+    if not isinstance(value, list):
+        return None
+    for item in value:
+        if type(item) is not int or not 0 <= item <= dtypes.LARGEST:
+            return None
+    return value
 
 
 def _length_problems(
@@ -184,9 +187,11 @@ def _length_problems(
         yield flaw(Code.OFFSETS, file, name, f"data_offsets {offsets}", "begin <= end")
     elif dtype in dtypes.BITS:
         length = dtypes.byte_length(dtype, shape)
+        if length == end - begin:
+            return
         declared = f"{dtype} {show(list(shape))}"
         if length is None:
             yield flaw(Code.OFFSETS, file, name, declared, "a whole number of bytes, below 2^63")
-        elif length != end - begin:
+        else:
             found = f"{end - begin} bytes at {offsets}"
             yield flaw(Code.OFFSETS, file, name, found, f"{length} bytes for {declared}")

@@ -113,13 +113,10 @@ def disagreements(index: Index, stored: Mapping[str, tuple[TensorEntry, ...]]) -
     index at all (readers that follow the index and readers that follow the files would
     load different models), as a warning where only ``total_size`` is wrong.
     """
-    holders: dict[str, list[str]] = defaultdict(list)
-    for shard, entries in stored.items():
-        for entry in entries:
-            holders[entry.name].append(shard)
+    names = {shard: {entry.name for entry in entries} for shard, entries in stored.items()}
     for name, shard in index.weight_map.items():
-        if shard not in holders[name]:
-            others = ", ".join(plain(other) for other in holders[name])
+        if name not in names.get(shard, ()):
+            others = ", ".join(plain(other) for other, held in names.items() if name in held)
             found = f"the tensor in {others}" if others else "the tensor in no file"
             yield flaw(Code.INDEX, NAME, name, found, f"it in {plain(shard)}")
     for shard, entries in stored.items():

@@ -34,14 +34,15 @@ def problems(
 
 def _gaps(ordered: Sequence[TensorEntry], file: str, data_begin: int) -> Iterator[Problem]:
     """Each tensor starts where the one before it ends, zero-size tensors included."""
-    expected, before = data_begin, "the header"
+    expected, before = data_begin, ""
     for entry in ordered:
         if entry.begin != expected:
             kind = "a hole" if entry.begin > expected else "an overlap"
-            found = f"{kind} of {abs(entry.begin - expected)} bytes after {before}"
+            after = plain(before) if before else "the header"
+            found = f"{kind} of {abs(entry.begin - expected)} bytes after {after}"
             yield flaw(Code.OFFSETS, file, entry.name, found, f"a start at byte {expected}")
         if entry.end >= expected:
-            expected, before = entry.end, plain(entry.name)
+            expected, before = entry.end, entry.name
 
 
 def _past_end(ordered: Sequence[TensorEntry], file: str, size: int) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from mone_ref.fields import Fields
 from mone_ref.rewrite import components, names, soundness, structure
 from mone_ref.rewrite.components import Classifier, Component
 from mone_ref.rewrite.structure import MoeLayer, Structure
+from mone_ref.rewrite.uncollected import uncollected
 
 GIGA = 10**9
 
@@ -101,6 +102,7 @@ def decode_speed(bandwidth: float, active_bytes: float) -> float:
     return bandwidth * GIGA / active_bytes
 
 
+@uncollected
 def inspect(directory: Path | str) -> Inspection:
     """Read headers and config.json; a broken checkpoint gives problems, never an exception."""
     read = structure.read(directory)

@@ -22,6 +22,7 @@ from mone_ref.rewrite.decisions import Decisions, decide
 from mone_ref.rewrite.plan import Kind, Plan
 from mone_ref.rewrite.structure import Structure
 from mone_ref.rewrite.substitute import Constants
+from mone_ref.rewrite.uncollected import uncollected
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,12 @@ class Made:
     problems: tuple[Problem, ...]
 
 
-def blueprint(directory: Path | str, plan: Plan) -> Made:
+@uncollected
+def blueprint(directory: Path | str, plan: Plan, *, scan: bool = False) -> Made:
     """Read headers and config.json of ``directory`` and apply a plan; writes nothing.
 
-    Codes: those of a broken checkpoint, PLAN and REWRITE.
+    With ``scan`` the values of the constants are read too, for NaN and infinity. Codes: those
+    of a broken checkpoint, PLAN and REWRITE, and NON_FINITE_CONSTANT.
     """
     source = structure.read(directory)
     problems = [*source.problems, *soundness.problems(source)]
@@ -50,6 +53,8 @@ def blueprint(directory: Path | str, plan: Plan) -> Made:
     else:
         constants, found = substitute.read_constants(plan, decisions)
         problems += [*found, *substitute.problems(source, decisions)]
+        if scan and not _errors(problems):
+            problems += substitute.non_finite(plan, constants)
     copies, omitted = auxiliary.find(source.checkpoint.directory)
     problems += omitted
     if _errors(problems):

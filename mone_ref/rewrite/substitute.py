@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mone_ref.checkpoint import TensorEntry, dtypes, header
 from mone_ref.checkpoint.findings import most
 from mone_ref.checkpoint.tensor_problem import tensor_problem
-from mone_ref.checkpoint.text import plain, some
+from mone_ref.checkpoint.text import count, plain, some
 from mone_ref.errors import Code, Phase, Problem, Severity, show
 from mone_ref.rewrite import config_edit, cut, fused, names
 from mone_ref.rewrite.blueprint import OutputTensor
@@ -66,6 +66,22 @@ def constant_names(choice: Choice) -> Iterator[tuple[str, int]]:
     """Name of the constant of each expert that goes, and its id."""
     for expert in choice.gone:
         yield names.constant_name(choice.layer.block, expert), expert
+
+
+def non_finite(plan: Plan, constants: Constants) -> Iterator[Problem]:
+    """Constants that hold NaN or infinity (R8): the one thing for which values are read."""
+    if plan.constants is None:
+        return
+    with plan.constants.open("rb") as file:
+        for entry in constants.entries.values():
+            file.seek(entry.begin)
+            bad = dtypes.non_finite(file.read(entry.size), entry.dtype)
+            if bad:
+                found, expected = f"{count(bad, 'value')} of NaN or infinity", "finite values"
+                yield replace(
+                    _constant(entry.name, found, expected, entry.file),
+                    code=Code.NON_FINITE_CONSTANT,
+                )
 
 
 def _absent(plan: Plan, entries: Mapping[str, TensorEntry], needed: list[str]) -> list[Problem]:
