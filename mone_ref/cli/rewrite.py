@@ -54,7 +54,7 @@ def rewrite(
     written: Written | None = None
     try:
         chosen = plan.read(plan_file)
-        made = make.blueprint(directory, chosen)
+        made = make.blueprint(directory, chosen, scan=not dry_run)
         found = made.problems
         if out is not None and made.blueprint is not None:
             written = write(made.blueprint, out, chosen, restart)
