@@ -42,6 +42,10 @@ FEATURES = (
 """Configurations that a case can request. An engine lists those it knows; a case
 that requests another one is not applicable to it."""
 
+PARALLEL = ("tensor_parallel", "pipeline_parallel")
+"""Numbers of ranks that a case can ask for. Where an engine does not list one, a case that asks
+for several is not applicable to it."""
+
 COMPUTE_TYPES = ("float32", "tf32", "bfloat16", "float16")
 """Arithmetic in which an engine runs its matrix products; budgets are pinned for each."""
 
@@ -53,6 +57,7 @@ class BackendInfo:
     ``compute`` maps each dtype the engine runs (``float32``, ``bfloat16``,
     ``float16``) to the arithmetic of its matrix products, one of
     ``COMPUTE_TYPES``: an engine that runs float32 models in TF32 says so here.
+    ``parallel`` names those of ``PARALLEL`` that it honours here.
     """
 
     name: str
@@ -62,6 +67,7 @@ class BackendInfo:
     features: frozenset[str] = frozenset()
     components: Mapping[str, str] = field(default_factory=dict)
     workarounds: tuple[str, ...] = ()
+    parallel: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

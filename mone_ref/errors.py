@@ -185,6 +185,7 @@ class Code(StrEnum):
     # -- requests
     UNSUPPORTED_FEATURE = "UNSUPPORTED/feature", "A feature that substitution excludes."
     UNSUPPORTED_RELOAD = "UNSUPPORTED/layerwise-reload", "Layerwise reload is refused."
+    RANKS = "UNSUPPORTED/ranks", "A size of the model does not divide among the ranks asked for."
     UPDATE_TARGET = "UPDATE/unknown-name", "An update names no constant of the model."
 
     @property

@@ -51,11 +51,7 @@ class Model:
 
     def logits(self, prompt: Sequence[int], record: Record = decoder.ignore) -> Tensor:
         """Logits ``[T, V]`` of one prompt. Raises ``ValueError`` on an empty or foreign prompt."""
-        vocab = self.config.model.vocab_size
-        whole = all(type(token) is int and 0 <= token < vocab for token in prompt)
-        if not prompt or not whole:
-            raise ValueError(f"a prompt needs token ids in [0, {vocab}), got {show(list(prompt))}")
-        ids = torch.tensor(prompt, dtype=torch.int64)  # [T]
+        ids = token_ids(prompt, self.config.model.vocab_size)  # [T]
         with torch.inference_mode(), exact_products():
             return decoder.logits(ids, self.weights, self.config.model, self.precision, record)
 
@@ -87,6 +83,14 @@ class Model:
         updates.reload(self.weights, path)
 
 
+def token_ids(prompt: Sequence[int], vocab: int) -> Tensor:
+    """One prompt as a tensor ``[T]``. Raises ``ValueError`` on an empty or foreign prompt."""
+    whole = all(type(token) is int and 0 <= token < vocab for token in prompt)
+    if not prompt or not whole:
+        raise ValueError(f"a prompt needs token ids in [0, {vocab}), got {show(list(prompt))}")
+    return torch.tensor(prompt, dtype=torch.int64)
+
+
 def score_each(model: Model, prompts: Sequence[Sequence[int]], record: Record) -> list[Tensor]:
     """Score every prompt by itself: nothing of one reaches another."""
     return [
@@ -101,9 +105,14 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Model:
     Raises ``Rejected`` with every error that ``validate.check`` finds, before anything
     is allocated; ``ValueError`` when ``dtype`` is not a float type of at least 16 bits.
     """
+    return build(check(path, dtype), dtype)
+
+
+def check(path: str | Path, dtype: torch.dtype) -> validate.Report:
+    """All that is to be said of a checkpoint for ``dtype``. Raises ``ValueError`` as ``load``."""
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be one of {FLOATS}, got {dtype}")
-    return build(validate.check(Path(path), dtype=str(dtype).removeprefix("torch.")), dtype)
+    return validate.check(Path(path), dtype=str(dtype).removeprefix("torch."))
 
 
 def quiet(name: str) -> None:
@@ -111,7 +120,15 @@ def quiet(name: str) -> None:
 
 
 def build(report: validate.Report, dtype: torch.dtype, reading: Reading = quiet) -> Model:
-    """A model from a checkpoint that was checked for ``dtype``.
+    """A model from a checkpoint that was checked for ``dtype``. Raises as ``accepted``."""
+    config, tensors = accepted(report, dtype, reading)
+    return Model(config, read_decoder(config, tensors), plain(dtype))
+
+
+def accepted(
+    report: validate.Report, dtype: torch.dtype, reading: Reading = quiet
+) -> tuple[Config, Tensors]:
+    """The config and the tensors of a checkpoint that was checked for ``dtype``.
 
     Raises ``Rejected`` with the errors of ``report``, or with what is not computed here.
     """
@@ -119,8 +136,8 @@ def build(report: validate.Report, dtype: torch.dtype, reading: Reading = quiet)
         raise Rejected(reasons)
     assert report.config is not None
     assert report.checkpoint is not None
-    tensors = Tensors(report.checkpoint, layout.of_model(report.config), dtype, reading)
-    return Model(report.config, read_decoder(report.config, tensors), plain(dtype))
+    names = layout.of_model(report.config)
+    return report.config, Tensors(report.checkpoint, names, dtype, reading)
 
 
 class Tensors:

@@ -11,6 +11,7 @@ from pathlib import Path
 from mone_ref import generation
 from mone_ref.backend import Generation, LoadOptions, Scores, Session
 from mone_ref.backends.reference import ReferenceBackend, ReferenceSession
+from mone_ref.backends.reference_ranks import ExactRanksSession, RanksSession
 from mone_ref.fill.exact import exact
 
 
@@ -24,6 +25,8 @@ class ExactBackend(ReferenceBackend):
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
         """As the reference."""
         session = super().load(checkpoint, options)
+        if isinstance(session, RanksSession):
+            return ExactRanksSession(session.model)
         assert isinstance(session, ReferenceSession)
         return ExactSession(session.model)
 

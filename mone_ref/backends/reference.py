@@ -12,6 +12,7 @@ from torch import Tensor
 from mone_ref import __version__, generation, layer, loading, moe, substitution
 from mone_ref.backend import (
     FEATURES,
+    PARALLEL,
     Backend,
     BackendInfo,
     Generation,
@@ -23,9 +24,13 @@ from mone_ref.backend import (
     Session,
     Unavailable,
 )
+from mone_ref.backends.reference_ranks import RanksSession
 from mone_ref.errors import Code, Phase
 from mone_ref.loading import Model
 from mone_ref.moe import MoeLayer
+from mone_ref.parallel import model as parallel
+from mone_ref.parallel.model import ParallelModel
+from mone_ref.parallel.plan import Plan
 from mone_ref.precision import exact_products, plain
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -50,11 +55,18 @@ class ReferenceBackend(Backend):
             compute={dtype: dtype for dtype in DTYPES},
             features=frozenset(FEATURES),
             components={"torch": torch.__version__},
+            parallel=frozenset(PARALLEL),
         )
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        """Load through ``mone_ref.load``. Raises ``Rejected``; ``Refused`` for a feature."""
-        return ReferenceSession(load_model(checkpoint, options))
+        """Load through ``mone_ref.load``; several ranks are simulated.
+
+        Raises ``Rejected``; ``Refused`` for a feature.
+        """
+        plan = Plan(options.tensor_parallel, options.pipeline_parallel)
+        if plan == Plan():
+            return ReferenceSession(load_model(checkpoint, options))
+        return RanksSession(load_ranks(checkpoint, options, plan))
 
     def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
         """One MoE layer; ``Unavailable`` for routers that no family here has.
@@ -74,6 +86,18 @@ def load_model(checkpoint: Path, options: LoadOptions) -> Model:
 
     Raises ``Refused`` for a feature, ``Rejected`` for a checkpoint.
     """
+    refuse_features(options)
+    return loading.load(checkpoint, DTYPES[options.dtype])
+
+
+def load_ranks(checkpoint: Path, options: LoadOptions, plan: Plan) -> ParallelModel:
+    """The same over the ranks of a plan. Raises as ``load_model``."""
+    refuse_features(options)
+    return parallel.load(checkpoint, DTYPES[options.dtype], plan)
+
+
+def refuse_features(options: LoadOptions) -> None:
+    """Raise ``Refused`` with every requested feature in one message (CAP-13)."""
     if options.features:
         names = ", ".join(sorted(options.features))
         raise Refused(
@@ -81,7 +105,6 @@ def load_model(checkpoint: Path, options: LoadOptions) -> Model:
             phase=Phase.INIT,
             code=Code.UNSUPPORTED_FEATURE,
         )
-    return loading.load(checkpoint, DTYPES[options.dtype])
 
 
 class ReferenceSession(Session):

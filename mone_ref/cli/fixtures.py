@@ -15,6 +15,7 @@ import typer
 
 from mone_ref.errors import Rejected
 from mone_ref.fill import fixture, layer_golden, pins
+from mone_ref.fill import ranks as rank_budgets
 from mone_ref.fill import recipe as recipes
 from mone_ref.fill.layer_recipe import LayerRecipeError
 from mone_ref.fill.recipe import RecipeError
@@ -116,6 +117,19 @@ def layers() -> None:
             path.write_text(layer_golden.as_text(made), encoding="utf-8")
             typer.echo(f"wrote {path}")
     except (CaseError, LayerRecipeError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command("ranks")
+def ranks(root: Root = None) -> None:
+    """Write the budgets of tensor parallelism for fixtures that have none."""
+    try:
+        for one in select(root or data.root() / "fixtures", []):
+            if not (one.directory / rank_budgets.FILE).exists():
+                names = fixture.add_ranks(one)
+                typer.echo(f"{one.directory.name}: {', '.join(names) or 'no size divides'}")
+    except (RecipeError, Rejected, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -11,6 +11,7 @@ from mone_ref.faults import (
     features,
     loading,
     parallel,
+    ranks,
     rare,
     rounding,
     routing,
@@ -28,6 +29,7 @@ FILES = (
     families,
     loading,
     parallel,
+    ranks,
     changes,
     decode,
 )

@@ -13,7 +13,7 @@ honest engine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,11 +39,13 @@ def contests(model: Model, prompt: Sequence[int]) -> list[Contest]:
     """Everything that routing decides in one run, in every MoE layer, in float64."""
     trace: dict[str, Tensor] = {}
     model.logits(prompt, trace.__setitem__)
-    return [
-        contest
-        for index, layer in model.weights.moe_layers.items()
-        for contest in of_layer(trace[f"layers.{index}.router_logits"].double(), layer)
-    ]
+    return list(of_trace(trace, model.weights.moe_layers))
+
+
+def of_trace(trace: Mapping[str, Tensor], layers: Mapping[int, MoeLayer]) -> Iterator[Contest]:
+    """The same from what a run recorded, and the MoE layers by index."""
+    for index, layer in layers.items():
+        yield from of_layer(trace[f"layers.{index}.router_logits"].double(), layer)
 
 
 def of_layer(logits: Tensor, layer: MoeLayer) -> list[Contest]:

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from mone_ref.loading import Model
+from mone_ref.parallel.model import ParallelModel
 from mone_ref.precision import plain
 
 
 def exact(model: Model) -> Model:
     """A copy that computes in float64 with the parameters of ``model``."""
     return Model(model.config, in_float64(model.weights), plain(torch.float64))
+
+
+def exact_ranks(model: ParallelModel) -> ParallelModel:
+    """The same of a model over several ranks."""
+    stages = in_float64(model.stages)
+    return ParallelModel(model.config, model.plan, stages, plain(torch.float64))
 
 
 def in_float64(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """A fixture on disk: ``<name>/{recipe.yaml, checkpoint/, golden.safetensors}``.
 
+Where its sizes divide among ranks, ``ranks.safetensors`` holds the budgets of those.
 Goldens never lie inside ``checkpoint/``: some engines read every safetensors file of a
 directory.
 """
@@ -17,11 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mone_ref import loading
-from mone_ref.fill import certificate, checkpoint, golden
+from mone_ref.fill import certificate, checkpoint, golden, ranks
 from mone_ref.fill import recipe as recipes
 from mone_ref.fill.recipe import Recipe, RecipeError
 from mone_ref.fill.variants import all_variants
 
+NUMBERS = ("golden.safetensors", ranks.FILE)
 GOLDEN_TOLERANCE = 1e-12  # share of max|O|; kernels differ by 4e-15, float32 would show 1e-7
 
 
@@ -38,8 +40,15 @@ class Fixture:
         return self.directory / "checkpoint"
 
     def golden(self) -> dict[str, Tensor]:
-        """Every pinned number, by name."""
-        with safe_open(self.directory / "golden.safetensors", framework="pt") as file:
+        """Every pinned number, by name, with those of ranks."""
+        return self.numbers("golden.safetensors") | self.numbers(ranks.FILE)
+
+    def numbers(self, name: str) -> dict[str, Tensor]:
+        """The numbers of one file; none where it is absent, as that of ranks may be."""
+        path = self.directory / name
+        if name == ranks.FILE and not path.exists():
+            return {}
+        with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
@@ -88,9 +97,20 @@ def write(recipe: Recipe, directory: Path) -> None:
         "fixture": recipe.name,
         "compute_types": ",".join(recipe.compute_types),
     }
-    save_file(
-        golden.golden(oracle, runs, prompts), directory / "golden.safetensors", metadata=metadata
-    )
+    numbers = golden.golden(oracle, runs, prompts)
+    save_file(numbers, directory / "golden.safetensors", metadata=metadata)
+    truth = [numbers[f"prompt.{index}.logprobs"] for index in range(len(prompts))]
+    ranks.write(place, runs, prompts, truth, directory / ranks.FILE)
+
+
+def add_ranks(fixture: Fixture) -> list[str]:
+    """Write the budgets of ranks for a fixture that has none; returns their names."""
+    pinned = fixture.numbers("golden.safetensors")
+    count = len(fixture.recipe.prompts)
+    prompts = [pinned[f"prompt.{index}.ids"].tolist() for index in range(count)]
+    truth = [pinned[f"prompt.{index}.logprobs"] for index in range(count)]
+    runs = all_variants(fixture.checkpoint, fixture.recipe.compute_types)
+    return ranks.write(fixture.checkpoint, runs, prompts, truth, fixture.directory / ranks.FILE)
 
 
 def fill_pair(recipe: Recipe, parent: Path) -> list[Fixture]:
@@ -119,7 +139,7 @@ def differences(pinned: Fixture, again: Fixture) -> list[str]:
     found = [
         f"{name}: bytes differ"
         for name in sorted(files(pinned.directory) | files(again.directory))
-        if name != "golden.safetensors"
+        if name not in NUMBERS
         and content(pinned.directory / name) != content(again.directory / name)
     ]
     old, new = pinned.golden(), again.golden()

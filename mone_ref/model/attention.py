@@ -47,16 +47,27 @@ def attention(
     value = projected(x, weights.v, weights.v_bias, precision)  # [T, kv_heads * D]
     query = qk_norm(query, weights.q_norm, model.rms_norm_eps, precision)
     key = qk_norm(key, weights.k_norm, model.rms_norm_eps, precision)
+    return attend(query, key, value, weights.o, model, precision)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, o: Tensor, model: ModelConfig, precision: Precision
+) -> Tensor:
+    """From projections, normed where the model norms them, to the output: ``[T, H]``.
+
+    ``query`` ``[T, heads * D]``, ``key`` and ``value`` ``[T, kv_heads * D]``, ``o``
+    ``[H, heads * D]``.
+    """
     if model.clip_qkv is not None:
         query, key, value = (t.clamp(-model.clip_qkv, model.clip_qkv) for t in (query, key, value))
 
     q = split_heads(query, model.num_heads).to(precision.attention)  # [heads, T, D]
     k = split_heads(key, model.num_kv_heads).to(precision.attention)  # [kv_heads, T, D]
     v = split_heads(value, model.num_kv_heads).to(precision.attention)  # [kv_heads, T, D]
-    cos, sin = rope.table(len(x), model.rope, precision.attention)  # [T, size/2]
+    cos, sin = rope.table(len(query), model.rope, precision.attention)  # [T, size/2]
     q, k = (rope.rotate(heads, cos, sin, model.rope) for heads in (q, k))
     mixed = causal_mix(q, k, v, model.head_dim**-0.5, precision)  # [T, heads * D]
-    return product(mixed, weights.o, precision)  # [T, H]
+    return product(mixed, o, precision)  # [T, H]
 
 
 def projected(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision) -> Tensor:

@@ -21,7 +21,11 @@ Tensors = Mapping[str, Tensor]
 def info_to_json(info: BackendInfo) -> dict[str, Any]:
     """An engine's description of itself."""
     plain = {"compute": dict(info.compute), "components": dict(info.components)}
-    lists = {"features": sorted(info.features), "workarounds": list(info.workarounds)}
+    lists = {
+        "features": sorted(info.features),
+        "workarounds": list(info.workarounds),
+        "parallel": sorted(info.parallel),
+    }
     return {"name": info.name, "version": info.version, "device": info.device, **plain, **lists}
 
 
@@ -35,6 +39,7 @@ def info_from_json(engine: Json) -> BackendInfo:
         features=frozenset(engine.get("features", ())),
         components=engine.get("components", {}),
         workarounds=tuple(engine.get("workarounds", ())),
+        parallel=frozenset(engine.get("parallel", ())),
     )
 
 

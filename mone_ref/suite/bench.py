@@ -14,9 +14,10 @@ from torch import Tensor
 from mone_ref import config
 from mone_ref.backend import Backend, BackendInfo, LoadOptions
 from mone_ref.config import LayerSubstitution
+from mone_ref.fill.ranks import budget_name
 from mone_ref.suite import golden, judge
 from mone_ref.suite.attempt import Answers, Attempt, Engine, Opened
-from mone_ref.suite.cases import Case, Change
+from mone_ref.suite.cases import USUAL, Case, Change, Setting
 from mone_ref.suite.edits import Edit, changed_tensors, edited
 from mone_ref.suite.errormap import ErrorMap
 from mone_ref.suite.golden import Golden
@@ -45,10 +46,10 @@ class Options:
 
 
 def attempt_key(
-    fixture: str, dtype: str, edits: Sequence[Edit], features: frozenset[str]
+    fixture: str, dtype: str, edits: Sequence[Edit], setting: Setting
 ) -> tuple[str, ...]:
     """What tells one attempt from another."""
-    return (fixture, dtype, json.dumps(list(edits)), *sorted(features))
+    return (fixture, dtype, json.dumps(list(edits)), *setting.words)
 
 
 class Bench:
@@ -87,12 +88,12 @@ class Bench:
         fixture: str,
         dtype: str,
         edits: Sequence[Edit] = (),
-        features: frozenset[str] = frozenset(),
+        setting: Setting = USUAL,
     ) -> Attempt:
         """Load a fixture after some edits, ask and close."""
-        key = attempt_key(fixture, dtype, edits, features)
+        key = attempt_key(fixture, dtype, edits, setting)
         if key not in self._attempts:
-            options = self._load_options((fixture,), dtype, features)
+            options = self._load_options((fixture,), dtype, setting)
             with self.copy(fixture, edits) as directory:
                 attempt = self.engine.attempt(directory, self.golden(fixture).ids, options)
             if attempt.failure and self.engine.guard.case_over:
@@ -116,9 +117,11 @@ class Bench:
         ]
 
     @contextmanager
-    def open(self, fixture: str, asked: Sequence[str], dtype: str) -> Iterator[Opened]:
+    def open(
+        self, fixture: str, asked: Sequence[str], dtype: str, setting: Setting = USUAL
+    ) -> Iterator[Opened]:
         """A session of its own, to be asked the prompts of the fixtures ``asked``."""
-        options = self._load_options(asked, dtype, frozenset())
+        options = self._load_options(asked, dtype, setting)
         with (
             self.copy(fixture) as directory,
             self.engine.open(directory, options) as opened,
@@ -131,7 +134,7 @@ class Bench:
     ) -> Iterator[Opened]:
         """A session of its own, with room for every prompt and its continuation."""
         options = replace(
-            self._load_options((fixture,), dtype, frozenset()),
+            self._load_options((fixture,), dtype, USUAL),
             max_tokens=max(map(len, prompts)) + steps,
             max_prompts=len(prompts),
         )
@@ -150,12 +153,12 @@ class Bench:
         return self._teachers[fixture, compute]
 
     def traces(
-        self, fixture: str, dtype: str, edits: Sequence[Edit] = ()
+        self, fixture: str, dtype: str, edits: Sequence[Edit] = (), setting: Setting = USUAL
     ) -> Sequence[Mapping[str, Tensor]]:
         """What the engine records of each prompt; nothing where it cannot, or fails to."""
-        if "trace" not in self.attempt(fixture, dtype, edits).abilities:
+        if "trace" not in self.attempt(fixture, dtype, edits, setting).abilities:
             return ()
-        options = self._load_options((fixture,), dtype, frozenset())
+        options = self._load_options((fixture,), dtype, setting)
         with (
             self.copy(fixture, edits) as directory,
             self.engine.open(directory, options) as opened,
@@ -164,46 +167,58 @@ class Bench:
                 return ()
             return self.engine.traces(opened.session, self.golden(fixture).ids)
 
-    def _load_options(
-        self, fixtures: Sequence[str], dtype: str, features: frozenset[str]
-    ) -> LoadOptions:
+    def _load_options(self, fixtures: Sequence[str], dtype: str, setting: Setting) -> LoadOptions:
         """Options whose bounds fit the prompts of some fixtures."""
         prompts = [self.golden(fixture).ids for fixture in fixtures]
         return LoadOptions(
             dtype=dtype,
             max_tokens=max(len(ids) for given in prompts for ids in given),
             max_prompts=max(len(given) for given in prompts),
-            features=features,
+            features=setting.features,
             engine_args=self.options.engine_args,
+            tensor_parallel=setting.tensor_parallel,
+            pipeline_parallel=setting.pipeline_parallel,
         )
 
+    def budget(self, dtype: str, setting: Setting) -> str:
+        """The name of the budget that the engine's answers are held to."""
+        return budget_name(self.info.compute[dtype], setting.tensor_parallel)
+
     def judge_answers(
-        self, given: Mapping[str, Answers] | Failure, fixture: str, dtype: str
+        self,
+        given: Mapping[str, Answers] | Failure,
+        fixture: str,
+        dtype: str,
+        setting: Setting = USUAL,
     ) -> Judgement:
         """Answers, or why there are none, against the golden of a fixture."""
         if isinstance(given, Failure):
             return judge.of_failure(given)
-        return judge.of_answers(given, self.golden(fixture), self.info.compute[dtype])
+        return judge.of_answers(given, self.golden(fixture), self.budget(dtype, setting))
 
-    def judge_attempt(self, attempt: Attempt, fixture: str, dtype: str) -> Judgement:
+    def judge_attempt(
+        self, attempt: Attempt, fixture: str, dtype: str, setting: Setting = USUAL
+    ) -> Judgement:
         """The same for a whole attempt, its close included."""
         given = attempt.failure or attempt.answers
-        return judge.closed(self.judge_answers(given, fixture, dtype), attempt.closing)
+        judgement = self.judge_answers(given, fixture, dtype, setting)
+        return judge.closed(judgement, attempt.closing)
 
     def control_differs(self, case: Case, dtype: str) -> Judgement | None:
         """Not judged, when the engine refuses the base model or reads it differently (GEN-3).
 
-        The control is loaded with the features of the case: an engine that quantises, or
-        computes in another type for a feature, does so without a substituted expert too.
+        The control is loaded in the setting of the case: an engine that quantises, computes in
+        another type for a feature, or cannot share a model between ranks, does so without a
+        substituted expert too.
         """
-        control = self._judge_control(case.control, dtype, case.features)
-        return judge.base_differs(control, " with ".join((case.control, *sorted(case.features))))
+        control = self._judge_control(case.control, dtype, case.setting)
+        return judge.base_differs(control, " with ".join((case.control, *case.setting.words)))
 
-    def _judge_control(self, control: str, dtype: str, features: frozenset[str]) -> Judgement:
-        key = attempt_key(control, dtype, (), features)
+    def _judge_control(self, control: str, dtype: str, setting: Setting) -> Judgement:
+        key = attempt_key(control, dtype, (), setting)
         if key not in self._controls:
-            attempt = self.attempt(control, dtype, features=features)
-            judgement = self.judge_attempt(attempt, control, dtype)
+            attempt = self.attempt(control, dtype, setting=setting)
+            judgement = self.judge_attempt(attempt, control, dtype, setting)
             if key not in self._attempts:
                 return judgement
             self._controls[key] = judgement

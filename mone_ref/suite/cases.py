@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from mone_ref.backend import FEATURES
+from mone_ref.backend import FEATURES, PARALLEL
 from mone_ref.errors import Phase, show
 from mone_ref.suite import layer_cases
 from mone_ref.suite.edits import Edit
@@ -43,6 +43,34 @@ class Kind(StrEnum):
     UPDATE_REFUSAL = "update-refusal"
     RELOAD_REFUSAL = "reload-refusal"
     LAYER = "layer"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How checkpoints are loaded: the features that are requested, and the numbers of ranks."""
+
+    features: frozenset[str] = frozenset()
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """What of ``PARALLEL`` is asked for, beyond one rank."""
+        return {name: getattr(self, name) for name in PARALLEL if getattr(self, name) > 1}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The setting in words; none where it is plain."""
+        return (*sorted(self.features), *(f"{name}={n}" for name, n in self.ranks.items()))
+
+    @property
+    def without_features(self) -> Setting:
+        """The same ranks, and nothing requested."""
+        return replace(self, features=frozenset())
+
+
+USUAL = Setting()
+"""One rank, and no request."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +122,16 @@ class Case:
     change: Change | None = None
     twin: tuple[str, tuple[Edit, ...]] | None = None
     requires: tuple[str, ...] = ()
-    features: frozenset[str] = frozenset()
+    setting: Setting = USUAL
     kills: tuple[str, ...] = ()
     dtypes: str | tuple[str, ...] = "each"
     layer: LayerCase | None = None
+
+    @property
+    def fixtures(self) -> tuple[str, ...]:
+        """Every fixture whose answers may be judged."""
+        judged = (self.fixture, self.control, self.change.source if self.change else "")
+        return tuple(dict.fromkeys(filter(None, judged)))
 
     def dtypes_of(self, offered: Sequence[str]) -> tuple[str, ...]:
         """At which of the offered dtypes the case runs; those it names itself, offered or not."""
@@ -264,11 +298,17 @@ def build(
         change=build_change(change) if change else None,
         twin=build_twin(document["twin"], documents) if "twin" in document else None,
         requires=tuple(document.get("requires", ())),
-        features=frozenset(document.get("features", ())),
+        setting=build_setting(document),
         kills=tuple(document.get("kills", ())),
         dtypes=dtypes if isinstance(dtypes, str) else tuple(dtypes),
         layer=layer_cases.build(document, root) if kind is Kind.LAYER else None,
     )
+
+
+def build_setting(document: Mapping[str, Any]) -> Setting:
+    """How the checkpoints of a case are loaded."""
+    ranks = {name: document.get(name, 1) for name in PARALLEL}
+    return Setting(frozenset(document.get("features", ())), **ranks)
 
 
 def build_expected(expect: Mapping[str, Any]) -> Expected:

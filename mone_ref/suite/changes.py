@@ -17,14 +17,14 @@ from mone_ref.suite.outcomes import Outcome
 
 def update(bench: Bench, case: Case, change: Change, dtype: str) -> Judgement:
     """Update with the constants of another fixture; then its golden holds."""
-    with bench.open(case.fixture, (change.source,), dtype) as opened:
+    with bench.open(case.fixture, (change.source,), dtype, case.setting) as opened:
         if isinstance(opened.session, Failure):
             return judge.of_failure(opened.session)
         changed = hand_over(bench, case, change, opened.session)
         if isinstance(changed, Failure):
             judgement = judge.of_failure(changed)
         else:
-            judgement = answers_after(bench, change, opened.session, dtype)
+            judgement = answers_after(bench, case, change, opened.session, dtype)
     return judge.closed(judgement, opened.closing)
 
 
@@ -32,7 +32,8 @@ def refused(bench: Bench, case: Case, change: Change, dtype: str) -> Judgement:
     """An update or reload that must be refused, and what the model answers then."""
     # Before the session opens: an engine need not hold two models.
     differs = bench.control_differs(case, dtype) if case.expected.or_conforming else None
-    with bench.open(case.fixture, (case.fixture, change.source), dtype) as opened:
+    asked = (case.fixture, change.source)
+    with bench.open(case.fixture, asked, dtype, case.setting) as opened:
         if isinstance(opened.session, Failure):
             return judge.of_failure(opened.session)
         before = Before(bench.engine, opened.session, bench.golden(case.fixture).ids)
@@ -43,7 +44,7 @@ def refused(bench: Bench, case: Case, change: Change, dtype: str) -> Judgement:
             if isinstance(changed, Failure):
                 judgement = before.judge_refusal(changed, case.expected)
             else:
-                answers = answers_after(bench, change, opened.session, dtype)
+                answers = answers_after(bench, case, change, opened.session, dtype)
                 judgement = of_accepted(case.expected, change, answers, differs)
     return judge.closed(judgement, opened.closing)
 
@@ -60,10 +61,12 @@ def hand_over(bench: Bench, case: Case, change: Change, session: Session) -> Fai
     return None
 
 
-def answers_after(bench: Bench, change: Change, session: Session, dtype: str) -> Judgement:
+def answers_after(
+    bench: Bench, case: Case, change: Change, session: Session, dtype: str
+) -> Judgement:
     """Answers of a changed model against the golden of what it was changed to."""
     answers = bench.engine.answers(session, bench.golden(change.source).ids)
-    return bench.judge_answers(answers, change.source, dtype)
+    return bench.judge_answers(answers, change.source, dtype, case.setting)
 
 
 def of_accepted(

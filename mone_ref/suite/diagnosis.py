@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mone_ref.faults import FAULTS, Fault, decode
 from mone_ref.suite import distance, divergence, golden, rounding
-from mone_ref.suite.cases import Case, Kind
+from mone_ref.suite.cases import USUAL, Case, Kind
 from mone_ref.suite.compare import MULTIPLIER
 from mone_ref.suite.distance import BROKEN, Distance, Yardstick
 from mone_ref.suite.golden import Golden
@@ -207,7 +207,7 @@ class Diagnostician:
     def simulated(self, case: Case, dtype: str, fault: Fault | None) -> Simulated:
         """What an engine with a fault does with a case; the honest one's record where the fault
         changes nothing, or where only its answers count."""
-        plain = case.change is None and case.layer is None and not case.features
+        plain = case.change is None and case.layer is None and case.setting == USUAL
         if fault is None or not plain:
             return self.simulator.run(bare(case), dtype, fault)
         honest = self.simulator.run(bare(case), dtype)
@@ -236,7 +236,7 @@ class Diagnostician:
 
         A wrong engine leaves the activations that prompts are certified for; see ``rounding``.
         """
-        if case.change is not None or case.features:
+        if case.change is not None or case.setting != USUAL:
             return ranked
         close: list[Explanation] = []
         for each in ranked:

@@ -10,6 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mone_ref.fill.ranks import FILE
+
 
 class GoldenError(ValueError):
     """A golden file that cannot be judged against; names the file and the key."""
@@ -37,7 +39,7 @@ class GoldenPrompt:
 
 @dataclass(frozen=True)
 class Golden:
-    """All prompts of one fixture, and the compute types it is certified for."""
+    """All prompts of one fixture, and the compute types it is certified for, ranks included."""
 
     prompts: tuple[GoldenPrompt, ...]
     compute_types: tuple[str, ...]
@@ -49,7 +51,23 @@ class Golden:
 
 
 def read(path: Path) -> Golden:
-    """Read ``golden.safetensors``; raises ``GoldenError`` with the first thing that is wrong."""
+    """Read ``golden.safetensors``, and the budgets of ranks beside it where there are any.
+
+    Raises ``GoldenError`` with the first thing that is wrong.
+    """
+    types, tensors = _read_file(path)
+    ranks = path.with_name(FILE)
+    if ranks.exists():
+        more, budgets = _read_file(ranks)
+        types, tensors = types + more, tensors | budgets
+    try:
+        return Golden(tuple(_prompts(tensors, types)), types)
+    except GoldenError as error:
+        raise GoldenError(f"{path}: {error}") from None
+
+
+def _read_file(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """Names of budgets and all tensors of one file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -59,10 +77,7 @@ def read(path: Path) -> Golden:
     types = tuple(filter(None, metadata.get("compute_types", "").split(",")))
     if not types:
         raise GoldenError(f"{path}: the metadata name no compute_types")
-    try:
-        return Golden(tuple(_prompts(tensors, types)), types)
-    except GoldenError as error:
-        raise GoldenError(f"{path}: {error}") from None
+    return types, tensors
 
 
 def _prompts(tensors: dict[str, Tensor], types: tuple[str, ...]) -> list[GoldenPrompt]:

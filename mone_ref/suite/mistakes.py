@@ -61,7 +61,7 @@ class Mistakes:
         if self.diagnosed[case.kind] < MOST_DIAGNOSED:
             self.diagnosed[case.kind] += 1
             seen = Simulated(result, judgement.answers, judgement.parts)
-            compute = self.bench.info.compute[result.dtype]
+            compute = self.bench.budget(result.dtype, case.setting)
             traces = self.traces(case, result.dtype) if judgement.answers else ()
             diagnosis = self.diagnostician.diagnose(case, result.dtype, compute, seen, traces)
         self.failed[key] = diagnosis
@@ -74,7 +74,7 @@ class Mistakes:
         """What the engine records of a case, where it can and the right answer is one."""
         if case.kind not in (Kind.OUTPUT, Kind.CONTROL):
             return ()
-        return self.bench.traces(case.fixture, dtype, case.edits)
+        return self.bench.traces(case.fixture, dtype, case.edits, case.setting)
 
     # -- the end of a run
 

@@ -75,6 +75,7 @@ def header(
             "compute": dict(info.compute),
             "components": dict(info.components),
             "features": sorted(info.features),
+            "parallel": sorted(info.parallel),
         },
         "dtypes": list(dtypes),
         "error_map_reliable": reliable,

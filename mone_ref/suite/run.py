@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from mone_ref.backend import COMPUTE_TYPES, FEATURES, Backend, BackendInfo
+from mone_ref.backend import COMPUTE_TYPES, FEATURES, PARALLEL, Backend, BackendInfo
 from mone_ref.errors import Phase, show
 from mone_ref.fill import pins
 from mone_ref.suite import cases as case_files
@@ -369,6 +369,7 @@ INFO_TYPES: Mapping[str, tuple[Any, str]] = {
     "features": (Set, "a set of texts"),
     "components": TEXTS,
     "workarounds": (tuple, "a tuple of texts"),
+    "parallel": (Set, "a set of texts"),
 }
 """Fields of ``BackendInfo``: type, and what to say of another one."""
 
@@ -399,6 +400,7 @@ def described(backend: Backend, limit: float = Options.time_limit) -> BackendInf
         ("dtype", info.compute, DTYPES),
         ("compute type", info.compute.values(), COMPUTE_TYPES),
         ("feature", info.features, FEATURES),
+        ("number of ranks", info.parallel, PARALLEL),
     )
     for what, given, allowed in known:
         foreign = [name for name in given if name not in allowed]

@@ -71,13 +71,18 @@ class Harness:
             return not_applicable(f"the engine does not run {dtype}")
         if dtypes and dtype not in dtypes:
             return not_applicable(f"{dtype} is not part of this run")
-        unknown = sorted(case.features - info.features)
+        unknown = sorted(case.setting.features - info.features)
         if unknown:
             return not_applicable(f"the engine does not know {', '.join(unknown)}")
         if case.layer is not None:
             return None
-        if info.compute[dtype] not in self.bench.golden(case.fixture).compute_types:
-            return not_applicable(f"{case.fixture} is not certified for {info.compute[dtype]}")
+        missing = sorted(case.setting.ranks.keys() - info.parallel)
+        if missing:
+            return not_applicable(f"the engine does not offer {', '.join(missing)} here")
+        budget = self.bench.budget(dtype, case.setting)
+        for fixture in case.fixtures:
+            if budget not in self.bench.golden(fixture).compute_types:
+                return not_applicable(f"{fixture} is not certified for {budget}")
         return None
 
     def _run(self, case: Case, dtype: str) -> Judgement:
@@ -100,12 +105,12 @@ class Harness:
                 return self._void(case, dtype) or self._refused_change(case, dtype)
 
     def _output(self, case: Case, dtype: str) -> Judgement:
-        attempt = self.bench.attempt(case.fixture, dtype, case.edits)
-        judgement = self.bench.judge_attempt(attempt, case.fixture, dtype)
+        attempt = self.bench.attempt(case.fixture, dtype, case.edits, case.setting)
+        judgement = self.bench.judge_attempt(attempt, case.fixture, dtype, case.setting)
         return judge.exercised(judgement, attempt.rows, self.bench.layers(case.fixture))
 
     def _rows(self, case: Case, dtype: str) -> Judgement:
-        attempt = self.bench.attempt(case.fixture, dtype, case.edits)
+        attempt = self.bench.attempt(case.fixture, dtype, case.edits, case.setting)
         if attempt.failure:
             return judge.of_failure(attempt.failure)
         if attempt.rows is None:
@@ -123,14 +128,14 @@ class Harness:
         """A refusal proves nothing about an engine that refuses the twin as well."""
         assert case.twin is not None
         fixture, edits = case.twin
-        flaw = self.bench.attempt(fixture, dtype, edits).flaw
+        flaw = self.bench.attempt(fixture, dtype, edits, case.setting.without_features).flaw
         return Judgement(Outcome.VOID, f"the twin does not answer: {flaw}") if flaw else None
 
     def _refusal(self, case: Case, dtype: str) -> Judgement:
-        attempt = self.bench.attempt(case.fixture, dtype, case.edits, case.features)
+        attempt = self.bench.attempt(case.fixture, dtype, case.edits, case.setting)
         if attempt.failure:
             return judge.closed(judge.of_refusal(attempt.failure, case.expected), attempt.closing)
-        answers = self.bench.judge_attempt(attempt, case.fixture, dtype)
+        answers = self.bench.judge_attempt(attempt, case.fixture, dtype, case.setting)
         if not case.expected.or_conforming:
             found = f"accepted; against the unedited fixture: {answers.found}"
             return replace(answers, outcome=Outcome.WRONGLY_ACCEPTED, found=found)
@@ -138,14 +143,14 @@ class Harness:
 
     def _update(self, case: Case, dtype: str) -> Judgement:
         assert case.change is not None
-        loaded = self.bench.attempt(case.fixture, dtype)
+        loaded = self.bench.attempt(case.fixture, dtype, setting=case.setting)
         if loaded.failure:
             return judge.of_failure(loaded.failure)
         return unable(case, loaded) or changes.update(self.bench, case, case.change, dtype)
 
     def _refused_change(self, case: Case, dtype: str) -> Judgement:
         assert case.change is not None
-        loaded = self.bench.attempt(case.fixture, dtype)
+        loaded = self.bench.attempt(case.fixture, dtype, setting=case.setting)
         if loaded.failure:
             return judge.of_failure(loaded.failure)
         return unable(case, loaded) or changes.refused(self.bench, case, case.change, dtype)

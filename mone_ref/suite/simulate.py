@@ -19,7 +19,7 @@ from mone_ref.config import LayerSubstitution
 from mone_ref.faults import FAULTS, Fault
 from mone_ref.suite.attempt import Answers, Attempt
 from mone_ref.suite.bench import Bench, Options, attempt_key
-from mone_ref.suite.cases import Case, Change
+from mone_ref.suite.cases import USUAL, Case, Change, Setting
 from mone_ref.suite.edits import Edit, edited
 from mone_ref.suite.golden import Golden
 from mone_ref.suite.judge import Parts
@@ -138,25 +138,25 @@ class HonestBench(Bench):
         fixture: str,
         dtype: str,
         edits: Sequence[Edit] = (),
-        features: frozenset[str] = frozenset(),
+        setting: Setting = USUAL,
     ) -> Attempt:
         """As the base class, counting."""
         before = Counter(self.backend.calls)
-        attempt = super().attempt(fixture, dtype, edits, features)
-        key = attempt_key(fixture, dtype, edits, features)
+        attempt = super().attempt(fixture, dtype, edits, setting)
+        key = attempt_key(fixture, dtype, edits, setting)
         self._calls.setdefault(key, self.backend.calls - before)
         return attempt
 
     def calls(
-        self, fixture: str, dtype: str, edits: Sequence[Edit], features: frozenset[str]
+        self, fixture: str, dtype: str, edits: Sequence[Edit], setting: Setting
     ) -> Counter[str]:
         """How often an attempt calls each watched step."""
-        self.attempt(fixture, dtype, edits, features)
-        return self._calls[attempt_key(fixture, dtype, edits, features)]
+        self.attempt(fixture, dtype, edits, setting)
+        return self._calls[attempt_key(fixture, dtype, edits, setting)]
 
     def starts(self, fixture: str, dtype: str, edits: Sequence[Edit]) -> list[Started]:
         """What each of ``STARTS`` gives, and calls."""
-        key = attempt_key(fixture, dtype, edits, frozenset())
+        key = attempt_key(fixture, dtype, edits, USUAL)
         if key not in self._starts:
             with self.copy(fixture, edits) as directory:
                 self._starts[key] = [
@@ -173,7 +173,7 @@ class HonestBench(Bench):
     @contextmanager
     def copy(self, fixture: str, edits: Sequence[Edit] = ()) -> Iterator[Path]:
         """A copy that stays: the reference never writes into a checkpoint."""
-        key = attempt_key(fixture, "", edits, frozenset())
+        key = attempt_key(fixture, "", edits, USUAL)
         if key not in self._copies:
             place = Path(self.directory.name) / str(len(self._copies))
             with edited(self.checkpoint(fixture), edits) as directory:
@@ -215,21 +215,19 @@ class WrongBench(Bench):
         fixture: str,
         dtype: str,
         edits: Sequence[Edit] = (),
-        features: frozenset[str] = frozenset(),
+        setting: Setting = USUAL,
     ) -> Attempt:
         """The honest attempt where the fault changes nothing, else as the base class."""
-        key = attempt_key(fixture, dtype, edits, features)
-        if key not in self._attempts and self._alike(fixture, dtype, edits, features):
-            self._attempts[key] = self.honest.attempt(fixture, dtype, edits, features)
-        return super().attempt(fixture, dtype, edits, features)
+        key = attempt_key(fixture, dtype, edits, setting)
+        if key not in self._attempts and self._alike(fixture, dtype, edits, setting):
+            self._attempts[key] = self.honest.attempt(fixture, dtype, edits, setting)
+        return super().attempt(fixture, dtype, edits, setting)
 
-    def _alike(
-        self, fixture: str, dtype: str, edits: Sequence[Edit], features: frozenset[str]
-    ) -> bool:
+    def _alike(self, fixture: str, dtype: str, edits: Sequence[Edit], setting: Setting) -> bool:
         """Whether no replaced step is called, or none that changes anything."""
         if not self.steps <= self.honest.watched:
             return False
-        calls = self.honest.calls(fixture, dtype, edits, features)
+        calls = self.honest.calls(fixture, dtype, edits, setting)
         reached = {step: calls[step] for step in self.steps if calls[step]}
         return not reached or self._starts_alike(fixture, dtype, edits, reached)
 
