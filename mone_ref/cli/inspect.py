@@ -95,11 +95,16 @@ def lines(found: Inspection) -> Iterator[str]:
             share = 100 * size / found.size
             yield f"  {component:12} {gigabytes(size):>10} {share:5.1f} %"
     yield f"{'total':14} {gigabytes(found.size):>10}"
-    yield f"{'parameters':14} {found.parameters / 1e9:.2f} B"
+    yield f"{'parameters':14} {parameters(found.parameters)}"
     yield (
-        f"{'active':14} {found.active.parameters / 1e9:.2f} B, "
+        f"{'active':14} {parameters(found.active.parameters)}, "
         f"{gigabytes(found.active.bytes)} per token"
     )
+
+
+def parameters(number: int) -> str:
+    """In billions, or in millions below one billion."""
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.2f} M"
 
 
 def _dtypes(found: Inspection) -> str:
