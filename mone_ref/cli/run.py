@@ -20,6 +20,7 @@ from mone_ref import layout, loading, observation, validate
 from mone_ref import prompt as prompts
 from mone_ref.checkpoint.dtypes import PARAMETER_DTYPES
 from mone_ref.checkpoint.text import count
+from mone_ref.cli import problems
 from mone_ref.cli import validate as findings
 from mone_ref.config import Config
 from mone_ref.loading import Reading
@@ -83,7 +84,7 @@ def run(
         typer.echo(json.dumps(document(answer) | beside, allow_nan=False))
         return
     for problem in report.problems:  # the answer stands alone on standard output
-        typer.echo(findings.line(problem), err=True)
+        typer.echo(problems.line(problem), err=True)
     for line in lines(answer):
         typer.echo(line)
 

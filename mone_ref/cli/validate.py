@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,9 @@ import typer
 from mone_ref import validate
 from mone_ref.checkpoint.dtypes import PARAMETER_DTYPES
 from mone_ref.checkpoint.text import count, plain
+from mone_ref.cli import problems
 from mone_ref.errors import Problem, Severity
 from mone_ref.validate import Report
-
-SHOWN = 20  # findings of one code that the text output lists; JSON lists all
 
 
 def register(parent: typer.Typer) -> None:
@@ -78,30 +76,13 @@ def _hardened(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 def lines(directory: Path, report: Report) -> Iterator[str]:
     """The report as text: one line per finding, long runs of one code cut, then a summary."""
-    totals = Counter((problem.severity, problem.code) for problem in report.problems)
-    printed: Counter[tuple[Severity, str]] = Counter()
-    for problem in report.problems:
-        kind = problem.severity, problem.code
-        printed[kind] += 1
-        if printed[kind] <= SHOWN:
-            yield line(problem)
-        if printed[kind] == SHOWN < totals[kind]:
-            yield f"... and {totals[kind] - SHOWN} more {problem.code} (--json lists all)"
+    yield from problems.lines(report.problems)
     yield f"{plain(str(directory))}: {_counted(report)}"
     missed = "not checked: names, shapes and types of the model's tensors, nor experts"
     if report.config:
         missed = "not computed by the reference"
     for limit in report.not_modelled:
         yield f"{missed}: {limit.where}: found {limit.found}, expected {limit.expected}"
-
-
-def line(problem: Problem) -> str:
-    """One finding on one line."""
-    clause = f" [{problem.clause}]" if problem.clause else ""
-    return (
-        f"{problem.severity} {problem.code} {problem.file}: {problem.where}: "
-        f"found {problem.found}, expected {problem.expected}{clause}"
-    )
 
 
 def _counted(report: Report) -> str:

@@ -203,11 +203,16 @@ def _value(data: bytes) -> Any:
 
 def _yaml(data: bytes) -> Any:
     try:
-        return yaml.load(data.decode("utf-8"), _Loader)
+        text = data.decode("utf-8")
+        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise Unread("an alias: a few of them can stand for any amount of data")
+        return yaml.load(text, _Loader)
     except UnicodeDecodeError as error:
         raise Unread(f"byte {error.start} that is not UTF-8") from None
     except yaml.YAMLError as error:
         raise Unread(show(" ".join(str(error).split()), 200)) from None
+    except Unread:
+        raise
     except (RecursionError, ValueError):
         raise Unread("values nested too deep or too long") from None
 

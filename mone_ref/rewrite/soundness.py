@@ -18,6 +18,9 @@ from mone_ref.rewrite.settings import COUNT_KEYS, TOP_K_KEYS, conflicts
 from mone_ref.rewrite.structure import Layout, MoeLayer, Structure
 from mone_ref.strict_json import child
 
+MOST_EXPERTS = 10**5
+"""Of one layer. Beyond any model; lists of all ids are made of what is below."""
+
 
 def problems(structure: Structure) -> Iterator[Problem]:
     """Every disagreement between names, shapes and config; nothing where files are broken."""
@@ -91,9 +94,14 @@ def _like_routers(structure: Structure, layer: MoeLayer) -> list[TensorEntry]:
 
 def counts(structure: Structure) -> Iterator[Problem]:
     """The config's count is the one that routers and experts show (E01)."""
+    for layer in structure.layers:
+        if layer.num_experts > MOST_EXPERTS:
+            found, expected = f"{layer.num_experts} experts", f"at most {MOST_EXPERTS}"
+            code, where = Code.TENSOR_SHAPE, layer.block
+            yield tensor_problem(code, structure.checkpoint, where, found, expected)
     said = structure.settings.find(COUNT_KEYS)
     shown = Counter(layer.num_experts for layer in structure.decoder)
-    if said and structure.settings.num_experts not in shown:
+    if said and shown and structure.settings.num_experts not in shown:
         (most_common, _), *_ = shown.most_common(1)
         found = f"{show(said[0].value)}, and {most_common} experts in the tensors"
         code, expected = Code.MODEL_FIELD_CONFLICT, "one count"
@@ -130,6 +138,8 @@ def incomplete(structure: Structure, layer: MoeLayer) -> Iterator[Problem]:
         yield tensor_problem(Code.FUSED_EXPERTS, checkpoint, first, found, "one layout in a layer")
         return
     if layer.fused:
+        return
+    if layer.num_experts > MOST_EXPERTS:
         return
     declared = _substituted(structure, layer)
     for expert in range(layer.num_experts):

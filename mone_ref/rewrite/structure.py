@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -65,10 +65,10 @@ class MoeLayer:
         return max([last, *(entry.shape[0] for entry in self.fused if entry.shape)])
 
     @property
-    def retained(self) -> tuple[int, ...]:
+    def retained(self) -> Sequence[int]:
         """Ids of the experts that are stored, ascending."""
         if self.fused and not self.experts:
-            return tuple(range(self.num_experts))
+            return range(self.num_experts)  # of a broken header: never build it
         return tuple(sorted(self.experts))
 
     @property
