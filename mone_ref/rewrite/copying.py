@@ -2,8 +2,8 @@
 
 Blocks go to the device directly (``O_DIRECT``) where the file system can, so that a large output
 does not first fill the page cache and is then written back all at once, and the caches of
-everybody else stay. Measured against kernel copies and plain loops by
-``benchmarks/rewriting.py strategies``. The hash is computed while the same block is written.
+everybody else stay. The hash is computed while the same block is written. Measured beside
+kernel copies and plain loops (docs/rewrite.md, Figures).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def write_file(file: OutputFile, path: Path, hashing: Executor, advance: Advance
     digest = hashlib.sha256()
     output = _create(path)
     try:
-        with mmap.mmap(-1, BUFFER) as buffer, memoryview(buffer) as block:  # page-aligned
-            source = _Reader(file)
-            offset = 0
-            while size := source.fill(block):
-                hashed = hashing.submit(digest.update, block[:size])
-                try:
-                    _write(output, block[:size], offset)
-                finally:
-                    hashed.result()
-                offset += size
-                advance(size)
+        block = memoryview(mmap.mmap(-1, BUFFER))  # page-aligned
+        source = _Reader(file)
+        offset = 0
+        while size := source.fill(block):
+            hashed = hashing.submit(digest.update, block[:size])
+            try:
+                _write(output, block[:size], offset)
+            finally:
+                hashed.result()
+            offset += size
+            advance(size)
         os.fsync(output)
     finally:
         os.close(output)
