@@ -66,7 +66,7 @@ def test_d01_first_bug_of_the_source_a_router_under_another_name(tmp_path: Path)
     assert "model.layers.0.mlp.chooser.weight" in problem.found
 
 
-def test_w1_published_olmoe_names_are_read() -> None:
+def test_published_olmoe_names_are_read() -> None:
     """The published router key is ``mlp.gate.weight``, whatever the model card says."""
     found = inspect(FIXTURES / "olmoe-approx-plain" / "checkpoint")
     assert found.family == "olmoe"

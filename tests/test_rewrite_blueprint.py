@@ -439,6 +439,14 @@ def test_w3_every_plan_error_has_a_place(
     assert [(p.where, p.code) for p in outcome.problems] == [(where, code)]
 
 
+def test_w4_a23_layers_may_differ_where_the_format_can_say_so(tmp_path: Path) -> None:
+    source = small_moe.write(tmp_path / "in", per_expert())
+    uneven = {"0": [0, 1, 2, 3], "1": [1, 2]}
+    assert codes(source, prune(uneven)) == [Code.PLAN_COUNTS]
+    blueprint = made(source, substitute(tmp_path, uneven))
+    assert document(blueprint)["approximate_experts"] == uneven
+
+
 @pytest.mark.parametrize(
     ("keep", "top_k", "code"),
     [
