@@ -167,6 +167,7 @@ class Code(StrEnum):
     MTP_POLICY = "REWRITE/mtp", "What becomes of MTP layers with experts is not said, or not done."
     ALREADY_SUBSTITUTED = "REWRITE/substituted", "The source has substituted experts already."
     ENGINE_LIMIT = "REWRITE/engine", "The output is well formed, but engines may not load it."
+    SAME_FORM = "REWRITE/same-form", "A conversion that would change nothing."
     OMITTED_FILE = "REWRITE/omitted-file", "Files of the source that are not copied."
 
     # -- outputs of a rewrite

@@ -106,7 +106,19 @@ def other_layout(config: Config, found: Sequence[Problem]) -> tuple[Problem, ...
 def tensor_problems(
     config: Config, checkpoint: Checkpoint, dtype: str | None = None
 ) -> Iterator[Problem]:
-    """All rules between a config and the tensors of a checkpoint, in order."""
+    """All rules between a config and the tensors of a checkpoint; those that read values last."""
+    values = _value_rules(config, checkpoint, dtype)
+    yield from _of_rules(config, checkpoint, (*_header_rules(config, checkpoint), *values))
+
+
+def header_problems(config: Config, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """The rules that need names, shapes and types only: nothing but headers is read."""
+    yield from _of_rules(config, checkpoint, _header_rules(config, checkpoint))
+
+
+def _of_rules(
+    config: Config, checkpoint: Checkpoint, rules: tuple[Iterator[Problem], ...]
+) -> Iterator[Problem]:
     another_model = [
         *naming.decoder_path(config, checkpoint),
         *naming.layer_kinds(config, checkpoint),
@@ -114,13 +126,16 @@ def tensor_problems(
     if another_model:  # every other rule would report every tensor
         yield from another_model
         return
-    for rule in (
+    for rule in rules:
+        yield from most(rule)
+
+
+def _header_rules(config: Config, checkpoint: Checkpoint) -> tuple[Iterator[Problem], ...]:
+    return (
         constants.missing_constants(config, checkpoint),
         constants.constant_names(config, checkpoint),
         constants.constant_shapes(config, checkpoint),
         constants.constant_dtypes(config, checkpoint),
-        constants.non_finite_constants(config, checkpoint),
-        constants.overflowing_constants(config, checkpoint, dtype),
         constants.unlisted_constants(config, checkpoint),
         expert_weights.fused_experts(config, checkpoint),
         expert_weights.retained_experts(config, checkpoint),
@@ -129,13 +144,22 @@ def tensor_problems(
         model_tensors.model_tensors(config, checkpoint),
         model_tensors.tensor_shapes(config, checkpoint),
         model_tensors.tensor_dtypes(config, checkpoint),
+        unread.unbuilt_layers(config, checkpoint),
+        unread.unknown_tensors(config, checkpoint),
+    )
+
+
+def _value_rules(
+    config: Config, checkpoint: Checkpoint, dtype: str | None
+) -> tuple[Iterator[Problem], ...]:
+    """Rules that read constants and routers, and tied embeddings where both are stored."""
+    return (
+        constants.non_finite_constants(config, checkpoint),
+        constants.overflowing_constants(config, checkpoint, dtype),
         model_tensors.tied_head(config, checkpoint),
         model_tensors.non_finite_routers(config, checkpoint),
         model_tensors.masked_routers(config, checkpoint),
-        unread.unbuilt_layers(config, checkpoint),
-        unread.unknown_tensors(config, checkpoint),
-    ):
-        yield from most(rule)
+    )
 
 
 def plain_problems(checkpoint: Checkpoint) -> Iterator[Problem]:

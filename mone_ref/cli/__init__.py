@@ -15,6 +15,7 @@ COMMANDS = (
     "inspect",
     "plan",
     "rewrite",
+    "convert",
     "verify",
     "run",
     "fixtures",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,6 @@ from mone_ref.rewrite import make, plan, writer
 from mone_ref.rewrite.blueprint import Blueprint
 from mone_ref.rewrite.forecast import Forecast, forecast
 from mone_ref.rewrite.make import Made
-from mone_ref.rewrite.plan import Plan
 from mone_ref.rewrite.writer import Written
 
 NO_INPUT = (Code.NOT_A_CHECKPOINT, Code.PLAN_FILE)
@@ -57,7 +56,7 @@ def rewrite(
         made = make.blueprint(directory, chosen, scan=not dry_run)
         found = made.problems
         if out is not None and made.blueprint is not None:
-            written = write(made.blueprint, out, chosen, restart)
+            written = write(made.blueprint, out, plan.as_document(chosen), restart)
     except Rejected as rejected:
         found = (*made.problems, *rejected.problems) if made else rejected.problems
     except Interrupted as interrupted:
@@ -77,11 +76,13 @@ def rewrite(
     raise typer.Exit(status)
 
 
-def write(blueprint: Blueprint, out: Path, chosen: Plan, restart: bool) -> Written:
-    """Write the output with a progress bar. Raises ``Rejected``, ``Interrupted``."""
+def write(blueprint: Blueprint, out: Path, said: Mapping[str, Any], restart: bool) -> Written:
+    """Write the output with a progress bar; the manifest says by which plan.
+
+    Raises ``Rejected``, ``Interrupted``.
+    """
     size = sum(tensor.size for shard in blueprint.shards for tensor in shard.tensors)
     with progress.interruptible(), progress.shown("rewrite", size) as advance:
-        said = plan.as_document(chosen)
         return writer.write(blueprint, out, said, restart=restart, advance=advance)
 
 

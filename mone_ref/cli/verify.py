@@ -13,9 +13,9 @@ from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems, progress
 from mone_ref.cli.problems import gigabytes
 from mone_ref.errors import Code, Problem, Rejected
-from mone_ref.rewrite import make, manifest, plan, verify
+from mone_ref.rewrite import convert, make, manifest, plan, verify
 from mone_ref.rewrite.blueprint import Blueprint
-from mone_ref.rewrite.plan import Plan
+from mone_ref.rewrite.make import Made
 from mone_ref.rewrite.shard_check import require_readable
 from mone_ref.rewrite.verify import Verified
 
@@ -28,7 +28,9 @@ def register(parent: typer.Typer) -> None:
 
 
 def verify_directory(
-    directory: Annotated[Path, typer.Argument(metavar="OUT", help="The output of a rewrite.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The output of a rewrite or conversion.")
+    ],
     source: Annotated[Path, typer.Option("--against", help="The checkpoint it was made of.")],
     plan_file: Annotated[
         Path | None, typer.Option("--plan", help="The plan; default: the one in the manifest.")
@@ -43,11 +45,10 @@ def verify_directory(
     found: tuple[Problem, ...]
     done: Verified | None = None
     try:
-        chosen = _plan(directory, plan_file)
-        blueprint = _blueprint(source, chosen)
+        said, blueprint = _expected(directory, source, plan_file)
         size = sum(tensor.size for shard in blueprint.shards for tensor in shard.tensors)
         with progress.shown("verify", size) as advance:
-            done = verify.verify(directory, blueprint, plan.as_document(chosen), advance=advance)
+            done = verify.verify(directory, blueprint, said, advance=advance)
         found = done.problems
     except Rejected as rejected:
         found = rejected.problems
@@ -60,16 +61,24 @@ def verify_directory(
     raise typer.Exit(status)
 
 
-def _plan(directory: Path, file: Path | None) -> Plan:
-    """The plan that is given, or the manifest's; paths in the latter are relative to here."""
+def _expected(directory: Path, source: Path, file: Path | None) -> tuple[dict[str, Any], Blueprint]:
+    """The plan that is given, or the manifest's, and what it makes of the source.
+
+    Paths in a manifest's plan are relative to here.
+    """
     if file is not None:
-        return plan.read(file)
+        chosen = plan.read(file)
+        return plan.as_document(chosen), _required(make.blueprint(source, chosen))
     require_readable(directory)
-    return plan.from_document(manifest.read(directory)["plan"], Path(), manifest.NAME)
+    said = manifest.read(directory)["plan"]
+    form = convert.from_document(said)
+    if form is not None:
+        return said, _required(convert.blueprint(source, form))
+    chosen = plan.from_document(said, Path(), manifest.NAME)
+    return plan.as_document(chosen), _required(make.blueprint(source, chosen))
 
 
-def _blueprint(source: Path, chosen: Plan) -> Blueprint:
-    made = make.blueprint(source, chosen)
+def _required(made: Made) -> Blueprint:
     if made.blueprint is None:
         raise Rejected(problems.errors(made.problems))
     return made.blueprint

@@ -12,6 +12,7 @@ from mone_ref.checkpoint.text import some
 from mone_ref.checkpoint.weight_files import PICKLE_SUFFIXES
 from mone_ref.config import FILE
 from mone_ref.errors import Code, Problem, Severity
+from mone_ref.rewrite import manifest
 
 WEIGHTS = (index.SUFFIX, *PICKLE_SUFFIXES, ".gguf", ".msgpack", ".h5", ".onnx", ".onnx_data")
 """Endings of weights in any format: beside an output they would be another model's."""
@@ -23,7 +24,7 @@ def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
     """Files to copy, relative and sorted, nested ones included; and a note on what is left out.
 
     Left out: weights in any format, weight indexes, hidden files and directories, links that
-    leave the checkpoint, linked directories. config.json is written anew.
+    leave the checkpoint, linked directories. config.json and a manifest are written anew.
     """
     copied: list[str] = []
     left: list[str] = []
@@ -33,7 +34,9 @@ def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
         directories[:] = sorted(name for name in directories if not _is_left(here, name))
         for name in sorted(files):
             relative = _relative(here / name, directory)
-            if relative in (FILE, index.NAME) or (here == directory and _is_shard(name)):
+            if relative in (FILE, index.NAME, manifest.NAME) or (
+                here == directory and _is_shard(name)
+            ):
                 continue
             (copied if _is_copied(here / name, directory) else left).append(relative)
     return tuple(sorted(copied)), tuple(_omitted(sorted(left)))

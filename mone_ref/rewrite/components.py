@@ -34,6 +34,9 @@ class Classifier:
             self._known.update((entry.name, Component.SHARED) for entry in layer.shared)
             self._known.update((entry.name, Component.ROUTER) for entry in layer.row_tensors)
             self._known.update((entry.name, Component.EXPERTS) for entry in layer.fused)
+        if structure.config is not None:
+            for one in structure.config.substitution.layers.values():
+                self._known.update((name, Component.CONSTANTS) for name in one.constants.values())
         self._blocks: dict[str, bool] = {}  # block of experts -> whether it is of an MTP layer
 
     def __call__(self, name: str) -> Component:

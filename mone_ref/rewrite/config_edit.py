@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mone_ref import explicit
 from mone_ref.declaration import APPROX
+from mone_ref.dialects import INIT_TOKENS
 from mone_ref.fields import TEXT_CONFIG
 from mone_ref.rewrite.settings import COUNT_KEYS, MTP_KEYS, NOT_MODELS, TOP_K_KEYS
 
@@ -83,6 +84,28 @@ def with_explicit(
         },
     }
     return edited
+
+
+def without_declaration(document: Mapping[str, Any]) -> Document:
+    """A config without either form, and without objects that held nothing else."""
+    edited = copy.deepcopy(dict(document))
+    for holder in (edited, edited.get(TEXT_CONFIG)):
+        if isinstance(holder, dict):
+            holder.pop(APPROX, None)
+            holder.pop(INIT_TOKENS, None)
+    _remove(edited, explicit.PATH)
+    return edited
+
+
+def _remove(holder: Document, path: Sequence[str]) -> None:
+    """Remove the member at the end of a path, and every object on the way that is then empty."""
+    key, *rest = path
+    if not rest:
+        holder.pop(key, None)
+    elif isinstance(holder.get(key), dict) and holder[key]:
+        _remove(holder[key], rest)
+        if not holder[key]:
+            del holder[key]
 
 
 def _edited(document: Mapping[str, Any], edit: Callable[[Document], None]) -> Document:

@@ -75,6 +75,11 @@ SHARED = re.compile(r"shared_(?:experts?|mlp)(?:_gate)?(?:\.|$)")
 EXPERT_TABLES = ("gate.tid2eid",)
 """Tensors whose values are expert ids: they cannot be renumbered as byte ranges."""
 
+REPLACEMENTS = "expert_replacements"
+"""Module beside ``experts`` that holds the constants of the explicit form."""
+
+REPLACEMENT = re.compile(rf"\.{REPLACEMENTS}\.{INDEX}\.value$", re.ASCII)
+
 ATTENTION = re.compile(r"(?:^|\.)(?:self_attn|attn|self_attention|attention|linear_attn)\.")
 EMBEDDINGS = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)\.weight$"
@@ -150,3 +155,8 @@ def place_of(path: str) -> Place | None:
 def constant_name(block: str, expert: int) -> str:
     """Name of a constant in the approx form: ``<block>.experts.<id>.approx_value`` (FMT-5)."""
     return f"{block}.{EXPERTS}.{expert}.{CONSTANT}"
+
+
+def replacement_name(block: str, expert: int) -> str:
+    """The usual name in the explicit form: ``<block>.expert_replacements.<id>.value`` (FMT-6)."""
+    return f"{block}.{REPLACEMENTS}.{expert}.value"
