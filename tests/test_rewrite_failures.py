@@ -32,6 +32,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = rewriting.hashes(root / "source")
     yield root
     assert rewriting.hashes(root / "source") == before  # whatever went wrong
+    shutil.rmtree(root)  # half a gigabyte, which pytest would keep three times
+
+
+@pytest.fixture(autouse=True)
+def emptied(tmp_path: Path) -> Iterator[None]:
+    """Outputs are large: none stays."""
+    yield
+    for path in tmp_path.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def arguments(root: Path, out: Path, *more: object) -> tuple[object, ...]:

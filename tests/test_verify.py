@@ -197,3 +197,29 @@ def test_nothing_to_compare_is_no_difference(made: Path, tmp_path: Path) -> None
     ):
         status, said = rewriting.run("verify", *arguments)
         assert (status, "not compared" in said) == (2, True)
+
+
+def test_a_substituted_output_is_proven_and_its_constants_are_held(
+    made: Path, tmp_path: Path
+) -> None:
+    gone = [expert for expert in range(8) if expert not in rewriting.KEEP]
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.approx_value"
+        for layer in range(4)
+        for expert in gone
+    ]
+    stored = {name: handmade.bf16([64], bytes([n, 0x3F])) for n, name in enumerate(names)}
+    handmade.write(tmp_path, {"constants.safetensors": handmade.safetensors(stored)})
+    plan = rewriting.plan(tmp_path / "plan.json")
+    edit(plan, lambda p: p.update(kind="substitute", constants="constants.safetensors"))
+    out = tmp_path / "out"
+    words = ("--against", made / "source", "--plan", plan)
+    assert rewriting.run("rewrite", made / "source", "--plan", plan, "--out", out)[0] == 0
+    status, said = rewriting.run("verify", out, *words)
+    assert (status, "proven" in said) == (0, True)
+    constant = names[0]
+    assert constant in header(out / SHARD)[1]
+    flip(out, constant, 0)
+    status, said = rewriting.run("verify", out, *words)
+    assert status == 1
+    assert f"OUTPUT/bytes {SHARD}: {constant}: found byte 0 is 0x01, expected 0x00" in said

@@ -1,0 +1,137 @@
+"""Output files from blueprints made by hand: layout, copying and memory."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import rewriting
+
+from mone_ref.errors import Code, Rejected
+from mone_ref.rewrite import copying, output_file, writer
+from mone_ref.rewrite.blueprint import Blueprint, OutputShard, OutputTensor, Piece
+from mone_ref.rewrite.copying import BUFFER
+from mone_ref.rewrite.output_file import OutputFile
+
+DATA = bytes(range(200))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A file of 200 bytes, each its own place."""
+    path = tmp_path / "stored"
+    path.write_bytes(DATA)
+    return path
+
+
+def blueprint(stored: Path, *tensors: OutputTensor) -> Blueprint:
+    shard = OutputShard("model.safetensors", {"format": "pt"}, tensors)
+    return Blueprint(stored.parent / "source", (shard,), {"config.json": b"{}"}, ())
+
+
+def test_a_shard_byte_for_byte(stored: Path, tmp_path: Path) -> None:
+    """A narrow type of odd length comes last, so that the wide one starts aligned (F16)."""
+    (tmp_path / "source").mkdir()
+    narrow = OutputTensor("a", "Q7", (3,), (Piece(stored, 1, 4),))
+    router = OutputTensor("b", "F32", (2, 1), (Piece(stored, 8, 12), Piece(stored, 100, 104)))
+    empty = OutputTensor("c", "BF16", (0,), ())
+    writer.write(blueprint(stored, narrow, router, empty), tmp_path / "out")
+    text = (
+        b'{"__metadata__":{"format":"pt"},'
+        b'"b":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
+        b'"c":{"dtype":"BF16","shape":[0],"data_offsets":[8,8]},'
+        b'"a":{"dtype":"Q7","shape":[3],"data_offsets":[8,11]}}'
+    )
+    text += b" " * (-len(text) % 8)
+    data = DATA[8:12] + DATA[100:104] + DATA[1:4]
+    expected = len(text).to_bytes(8, "little") + text + data
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == expected
+    manifest = json.loads((tmp_path / "out" / "mone-ref-manifest.json").read_bytes())
+    digest = hashlib.sha256(expected).hexdigest()
+    assert manifest["outputs"]["model.safetensors"] == {"size": len(expected), "sha256": digest}
+
+
+def test_neighbours_are_joined(stored: Path) -> None:
+    other = stored.with_name("other")
+    pieces = [Piece(stored, 0, 4), Piece(stored, 4, 4), Piece(stored, 4, 8), Piece(other, 8, 9)]
+    assert output_file.coalesced(pieces) == (Piece(stored, 0, 8), Piece(other, 8, 9))
+    apart = (Piece(stored, 4, 8), Piece(stored, 0, 4))
+    assert output_file.coalesced(apart) == apart
+
+
+@pytest.mark.parametrize("size", [0, 1, BUFFER - 1, BUFFER, BUFFER + 1, 2 * BUFFER, 2 * BUFFER + 9])
+@pytest.mark.parametrize("head", [b"", b"head"])
+def test_every_length_around_the_buffer(size: int, head: bytes, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    content = (bytes(range(251)) * (size // 251 + 1))[:size]
+    source.write_bytes(b"x" + content)
+    middle = 1 + size // 3
+    pieces = tuple(Piece(source, *ends) for ends in ((1, middle), (middle, size + 1)))
+    told: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        file = OutputFile("out", head, pieces)
+        digest = copying.write_file(file, tmp_path / "out", pool, told.append)
+    assert (tmp_path / "out").read_bytes() == head + content
+    assert digest == hashlib.sha256(head + content).hexdigest()
+    assert sum(told) == file.size == len(head) + size
+
+
+def test_a_source_shorter_than_its_header_says(stored: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    long = OutputTensor("a", "U8", (2,), (Piece(stored, 199, 201),))
+    with pytest.raises(Rejected, match="the end of the file at byte 200") as refused:
+        writer.write(blueprint(stored, long), tmp_path / "out")
+    assert refused.value.codes == (Code.TRUNCATED,)
+    assert not (tmp_path / "out").exists()
+
+
+def test_equal_rewrites_have_equal_manifests(tmp_path: Path) -> None:
+    """Wherever source and output lie, and whenever they were written."""
+    manifests = []
+    for place in (tmp_path / "one", tmp_path / "two"):
+        rewriting.checkpoint(place / "source")
+        plan = rewriting.plan(place / "plan.json")
+        words = (place / "source", "--plan", plan, "--out", place / "out")
+        assert rewriting.run("rewrite", *words)[0] == 0
+        manifests.append((place / "out" / "mone-ref-manifest.json").read_bytes())
+    assert manifests[0] == manifests[1]
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from mone_ref.rewrite import writer
+from mone_ref.rewrite.blueprint import Blueprint, OutputShard, OutputTensor, Piece
+source, out, size = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+tensor = OutputTensor("a", "U8", (size,), (Piece(source / "stored", 0, size),))
+shard = OutputShard("model.safetensors", {"format": "pt"}, (tensor,))
+writer.write(Blueprint(source, (shard,), {}, ()), out)
+assert "torch" not in sys.modules and "safetensors" not in sys.modules
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
+    """F26: one tensor of 256 MB (a hole in a file) takes no more than one of 16 MB."""
+    peaks = []
+    for name, size in (("small", 16 << 20), ("large", 256 << 20)):
+        source = tmp_path / name
+        source.mkdir()
+        with (source / "stored").open("wb") as file:
+            file.truncate(size)
+        words = [
+            sys.executable,
+            "-c",
+            MEMORY,
+            str(source),
+            str(tmp_path / f"{name}-out"),
+            str(size),
+        ]
+        done = subprocess.run(words, cwd=rewriting.ROOT, check=True, capture_output=True, text=True)
+        peaks.append(int(done.stdout) * 1024)
+        shutil.rmtree(tmp_path / f"{name}-out")
+    assert peaks[1] - peaks[0] < 2 * BUFFER
