@@ -117,9 +117,13 @@ def must(clauses: Sequence[Clause], visibility: Visibility) -> set[str]:
 def unjudged_groups(
     judged: frozenset[str], cases: Sequence[Case], clauses: Sequence[Clause]
 ) -> tuple[str, ...]:
-    """Groups whose observable MUST clauses have whole-model cases, with none of them judged."""
+    """Groups whose observable MUST clauses have whole-model cases, with none of them judged.
+
+    Cases that ask for ranks do not count: an engine of one device can be judged in full, and the
+    coverage tells which clauses were not reached.
+    """
     observable = must(clauses, Visibility.OBSERVABLE)
-    cited = whole_model(cases) & observable
+    cited = whole_model(case for case in cases if not case.setting.ranks) & observable
     groups = dict.fromkeys(clause.group for clause in clauses if clause.id in cited)
     reached = {clause.group for clause in clauses if clause.id in judged & observable}
     return tuple(group for group in groups if group not in reached)
