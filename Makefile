@@ -38,7 +38,8 @@ chromium:
 
 test-vllm: vllm-environment
 	.venv-vllm/bin/python -m pytest -m vllm tests/test_backend_vllm.py tests/test_backend_server.py \
-		tests/test_diagnosis_vllm.py tests/test_findings_vllm.py $(ARGS)
+		tests/test_diagnosis_vllm.py tests/test_findings_vllm.py \
+		tests/test_rewritten_models.py $(ARGS)
 
 vllm-environment:
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh conformance/engines/setup-vllm.sh .venv-vllm
