@@ -6,12 +6,14 @@ from pathlib import Path
 
 import handmade
 import pytest
+import small_moe
+from safetensors import safe_open
 
 from mone_ref import validate
 from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import read as read_config
 from mone_ref.errors import Code
-from mone_ref.rewrite import make, ranking, structure, writer
+from mone_ref.rewrite import make, ranking, structure, verify, writer
 from mone_ref.rewrite.plan import Form, Kind, LayerPlan, Mtp, Plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -120,3 +122,23 @@ def test_both_bugs_of_the_source_a_pruned_olmoe_loads_in_transformers(tmp_path: 
     assert not info["mismatched_keys"]
     assert model.config.num_experts == read.num_experts // 2
     assert model.config.num_experts_per_tok == 2
+
+
+def test_f17_a_tensor_without_bytes_is_written_and_proven(tmp_path: Path) -> None:
+    tensors = small_moe.per_expert()
+    empty = {f"model.layers.{layer}.self_attn.scaled_fp8": [0] for layer in (0, 1)}
+    named = small_moe.named(empty, "F8_E4M3")
+    first, *rest = tensors
+    source = small_moe.write(
+        tmp_path / "in", {first: tensors[first], **named, **{one: tensors[one] for one in rest}}
+    )
+    plan = small_moe.prune({"0": [0, 2, 5], "1": [1, 2, 3]})
+    out = write(source, plan, tmp_path / "out")
+    assert {name: stored(out)[name] for name in empty} == dict.fromkeys(
+        empty, ("F8_E4M3", (0,), b"")
+    )
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        assert [list(file.get_slice(name).get_shape()) for name in empty] == [[0], [0]]
+    blueprint = make.blueprint(source, plan).blueprint
+    assert blueprint
+    assert verify.verify(out, blueprint).problems == ()
