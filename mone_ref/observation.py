@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mone_ref.config import LayerSubstitution
 from mone_ref.loading import Model
+from mone_ref.model_config import ModelConfig
 
 ROUTER_IDS = ".router_ids"  # of the intermediates that a layer records: ids [T, K]
 
@@ -42,6 +44,16 @@ class Observation:
 
     logprobs: Tensor
     layers: tuple[LayerRoutes, ...]
+
+
+def peak_bytes(model: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes in use at once for one prompt of ``tokens``, beside the parameters.
+
+    The larger of two, in float32 or wider: attention holds four ``[heads, T, T]`` (products,
+    scaled, masked, softmax), the answer three ``[T, V]`` (logits as computed, wide, normalised).
+    """
+    width = torch.promote_types(dtype, torch.float32).itemsize
+    return width * tokens * max(4 * model.num_heads * tokens, 3 * model.vocab_size)
 
 
 def observe(model: Model, prompt: Sequence[int]) -> Observation:

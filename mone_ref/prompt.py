@@ -19,7 +19,7 @@ ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class PromptCode(StrEnum):
-    """What can be wrong with a prompt."""
+    """What can be wrong with a prompt, by itself or for a model on this machine."""
 
     EMPTY = "PROMPT/empty"
     NOT_AN_ID = "PROMPT/not-an-id"
@@ -27,6 +27,7 @@ class PromptCode(StrEnum):
     TOO_LONG = "PROMPT/too-long"
     FILE = "PROMPT/file"
     SOURCE = "PROMPT/source"
+    MEMORY = "PROMPT/memory"
 
 
 @dataclass(frozen=True)

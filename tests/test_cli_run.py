@@ -302,9 +302,31 @@ def test_a_model_beyond_this_machines_memory_is_told_before_it_is_read(
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1}.__getitem__)
     status, out, err = run(capsys, approx, "--tokens", "1")
     assert (status, out) == (2, "")
-    parameters = 4 * stored_elements(approx / "model.safetensors")
-    gigabytes = f"{parameters / 1e9:.1f} GB in float32"
-    assert err == f"error: parameters take {gigabytes}, this machine has 0.0 GB\n"
+    parameters = 4 * stored_elements(approx / "model.safetensors") / 1e3
+    assert err == (
+        f"error PROMPT/memory model and prompt: found {parameters:.2f} kB of parameters and "
+        "1.54 kB for the prompt in float32, "  # three rows of 128 in 4 bytes
+        "expected at most 4.10 kB, the memory of this machine\n"
+    )
+    status, out, err = run(capsys, approx, "--tokens", "1", "--json")
+    assert (status, err) == (2, "")
+    assert [fault["code"] for fault in json.loads(out)["findings"]] == ["PROMPT/memory"]
+
+
+def test_a_prompt_beyond_this_machines_memory_is_told_where_a_config_bounds_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four times 2 heads and 300 000 squared scores in 4 bytes: 2.88 TB."""
+    config = handmade.config()
+    config.pop("max_position_embeddings", None)
+    stored = safetensors(handmade.tensors())
+    write(tmp_path, {"config.json": config, "model.safetensors": stored})
+    file = tmp_path / "ids"
+    file.write_text("1 " * 300_000)
+    status, out, err = run(capsys, tmp_path, "--tokens-file", file)
+    assert (status, out) == (2, "")
+    assert err.startswith("error PROMPT/memory ")
+    assert "2880.00 GB for the prompt in float32" in err
 
 
 def stored_elements(file: Path) -> int:

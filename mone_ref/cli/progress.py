@@ -1,4 +1,4 @@
-"""Progress of long copies on a terminal, and their end by a signal."""
+"""Progress of long copies and loads on a terminal, and their end by a signal."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def shown(verb: str, size: int) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and remaining time on standard error; nothing where that is no terminal."""
+def shown(verb: str, size: int, least: int = 0) -> Iterator[Callable[[int], None]]:
+    """A bar with rate and remaining time on standard error.
+
+    Nothing where that is no terminal, or below ``least`` bytes, which take no time to speak of.
+    """
     console = Console(file=sys.stderr)
     columns = (
         TextColumn("{task.description}"),
@@ -55,6 +58,7 @@ def shown(verb: str, size: int) -> Iterator[Callable[[int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    hidden = size < least or not console.is_terminal
+    with Progress(*columns, console=console, disable=hidden) as bar:
         task = bar.add_task(verb, total=size)
         yield lambda done: bar.advance(task, done)

@@ -6,26 +6,21 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from mone_ref import layout, loading, observation, validate
 from mone_ref import prompt as prompts
-from mone_ref.checkpoint.dtypes import PARAMETER_DTYPES
 from mone_ref.checkpoint.text import count
-from mone_ref.cli import problems
+from mone_ref.cli import problems, progress
 from mone_ref.cli import validate as findings
 from mone_ref.config import Config
-from mone_ref.loading import Reading
 from mone_ref.observation import LayerRoutes, Observation
-from mone_ref.prompt import Prompt, PromptError
+from mone_ref.prompt import Prompt, PromptCode, PromptError, PromptFault
 from mone_ref.validate import Report
 
 LARGE = 2**30
@@ -35,12 +30,6 @@ LARGE = 2**30
 def register(parent: typer.Typer) -> None:
     """Add the ``run`` command."""
     parent.command("run")(run)
-
-
-def _known_dtype(dtype: str) -> str:
-    if dtype not in PARAMETER_DTYPES:
-        raise typer.BadParameter(f"one of {', '.join(PARAMETER_DTYPES)}")
-    return dtype
 
 
 def run(
@@ -54,7 +43,9 @@ def run(
     ] = None,
     dtype: Annotated[
         str,
-        typer.Option("--dtype", callback=_known_dtype, help="Dtype of parameters and arithmetic."),
+        typer.Option(
+            "--dtype", callback=findings.known_dtype, help="Dtype of parameters and arithmetic."
+        ),
     ] = "float32",
     top: Annotated[int, typer.Option("--top", min=1, help="How many tokens to print.")] = 5,
     every: Annotated[
@@ -65,7 +56,7 @@ def run(
     """Score a prompt with the reference: likeliest next tokens, and routes to substituted experts.
 
     Exits 0 with an answer, 1 when the checkpoint is refused, 2 on a prompt that cannot be
-    asked, a path that is no directory, a model larger than this machine's memory, or usage.
+    asked, a path that is no directory, more than this machine's memory holds, or usage.
     """
     try:
         prompt = prompts.read(tokens, tokens_file)
@@ -74,9 +65,9 @@ def run(
             _refuse_checkpoint(checkpoint, report, as_json)
         assert report.config is not None
         prompts.check(prompt, report.config.model)
+        observed = observe(report, report.config, prompt, dtype)
     except PromptError as error:
         _refuse_prompt(error, as_json)
-    observed = observe(report, report.config, prompt, dtype)
     positions = range(len(prompt.ids)) if every else [len(prompt.ids) - 1]
     answer = Answer(report.config, prompt.ids, dtype, observed, positions, top)
     if as_json:
@@ -111,37 +102,28 @@ class Answer:
 
 
 def observe(report: Report, config: Config, prompt: Prompt, dtype: str) -> Observation:
-    """Load and score, with a progress line where that takes long."""
+    """Load and score, with a progress line where that takes long. Raises ``PromptError``."""
     held = getattr(torch, dtype)
     width = held.itemsize
     sizes = {name: width * math.prod(shape) for name, shape in layout.expected(config).items()}
-    _check_memory(sum(sizes.values()), dtype)
-    with progress(sizes) as reading:
-        model = loading.build(report, held, reading)
+    parameters = sum(sizes.values())
+    _check_memory(parameters, observation.peak_bytes(config.model, len(prompt.ids), held), dtype)
+    with progress.shown("loading", parameters, least=LARGE) as advance:
+        model = loading.build(report, held, lambda name: advance(sizes.get(name, 0)))
     return observation.observe(model, prompt.ids)
 
 
-def _check_memory(needed: int, dtype: str) -> None:
-    """Exit 2 before a load that this machine's memory cannot hold."""
+def _check_memory(parameters: int, activations: int, dtype: str) -> None:
+    """Told before a load that this machine's memory cannot hold. Raises ``PromptError``."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory:
-        _fail(
-            f"error: parameters take {needed / 1e9:.1f} GB in {dtype}, "
-            f"this machine has {memory / 1e9:.1f} GB"
-        )
-
-
-@contextmanager
-def progress(sizes: dict[str, int]) -> Iterator[Reading]:
-    """What a load calls with each name; a line on the terminal, for a large model only."""
-    console, total = Console(stderr=True), sum(sizes.values())
-    if total < LARGE or not console.is_terminal:
-        yield loading.quiet
+    if parameters + activations <= memory:
         return
-    columns = TextColumn("loading"), BarColumn(), DownloadColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("loading", total=total)
-        yield lambda name: bar.advance(task, sizes.get(name, 0))
+    found = (
+        f"{problems.gigabytes(parameters)} of parameters and "
+        f"{problems.gigabytes(activations)} for the prompt in {dtype}"
+    )
+    expected = f"at most {problems.gigabytes(memory)}, the memory of this machine"
+    raise PromptError(PromptFault(PromptCode.MEMORY, "model and prompt", found, expected))
 
 
 # -- telling
@@ -221,10 +203,6 @@ def _refuse_prompt(error: PromptError, as_json: bool) -> NoReturn:
     if as_json:
         faults = [fault.as_dict() for fault in error.faults]
         typer.echo(json.dumps({"exit_code": 2, "findings": faults}, indent=2))
-        raise typer.Exit(2)
-    _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(message, err=True)
+    else:
+        typer.echo(str(error), err=True)
     raise typer.Exit(2)

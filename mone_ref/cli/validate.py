@@ -14,7 +14,7 @@ from mone_ref import validate
 from mone_ref.checkpoint.dtypes import PARAMETER_DTYPES
 from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems
-from mone_ref.errors import Problem, Severity
+from mone_ref.errors import Problem, Severity, show
 from mone_ref.validate import Report
 
 
@@ -23,9 +23,11 @@ def register(parent: typer.Typer) -> None:
     parent.command("validate")(validate_directory)
 
 
-def _known_dtype(dtype: str | None) -> str | None:
+def known_dtype(dtype: str | None) -> str | None:
+    """A dtype in which parameters can be held, as an option. Raises ``typer.BadParameter``."""
     if dtype not in (None, *PARAMETER_DTYPES):
-        raise typer.BadParameter(f"one of {', '.join(PARAMETER_DTYPES)}")
+        expected = ", ".join(PARAMETER_DTYPES)
+        raise typer.BadParameter(f"found {show(dtype)}, expected one of {expected}")
     return dtype
 
 
@@ -37,7 +39,7 @@ def validate_directory(
         str | None,
         typer.Option(
             "--dtype",
-            callback=_known_dtype,
+            callback=known_dtype,
             help="Dtype in which parameters will be held; constants must stay finite in it.",
         ),
     ] = None,
