@@ -123,7 +123,7 @@ def test_w11_f26_only_headers_are_read(tmp_path: Path) -> None:
     assert "memory saved: 412.32 GB of weights (50.0 %)" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "rewrite"])
+@pytest.mark.parametrize("command", ["inspect", "plan", "rewrite", "convert", "verify"])
 def test_no_framework_is_imported(command: str) -> None:
     program = (
         "import sys\n"

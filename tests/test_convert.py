@@ -24,6 +24,7 @@ from mone_ref.declaration import LayerSubstitution
 from mone_ref.errors import Code
 from mone_ref.rewrite import convert, writer
 from mone_ref.rewrite.blueprint import Blueprint
+from mone_ref.rewrite.forecast import forecast
 from mone_ref.rewrite.plan import Form
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
@@ -479,6 +480,15 @@ def test_nothing_to_convert(fixture: str, form: Form, found: str) -> None:
 
 
 # -- the command
+
+
+@pytest.mark.parametrize("name", ["deepseek3-approx", "olmoe-explicit"])
+def test_the_forecast_counts_constants_by_either_name(name: str) -> None:
+    outcome = convert.blueprint(FIXTURES / name / "checkpoint", OTHER[FORM[name]])
+    assert outcome.blueprint
+    told = forecast(outcome.structure, outcome.blueprint)
+    assert told.before.components["constants"] > 0
+    assert told.after == told.before
 
 
 def test_the_command_writes_once_and_its_output_is_proven(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import handmade
 import pytest
+import rewriting
 import small_moe
 from safetensors import safe_open
 
@@ -142,3 +143,16 @@ def test_f17_a_tensor_without_bytes_is_written_and_proven(tmp_path: Path) -> Non
     blueprint = make.blueprint(source, plan).blueprint
     assert blueprint
     assert verify.verify(out, blueprint).problems == ()
+
+
+def test_any_number_of_workers_writes_the_same(tmp_path: Path) -> None:
+    source = FIXTURES / "olmoe-sharded-plain" / "checkpoint"
+    kept = ranking.uniform(structure.read(source), 4)
+    plan = Plan(Kind.PRUNE, {key: LayerPlan(ids) for key, ids in kept.items()})
+    blueprint = make.blueprint(source, plan).blueprint
+    assert blueprint
+    assert len(blueprint.shards) == 3
+    for workers in (1, 2, 5):
+        writer.write(blueprint, tmp_path / str(workers), workers=workers)
+    one, two, five = (rewriting.hashes(tmp_path / str(workers)) for workers in (1, 2, 5))
+    assert one == two == five

@@ -46,6 +46,8 @@ class Classifier:
             return Component.MTP
         if name in self._known:
             return self._known[name]
+        if names.REPLACEMENT.search(name):
+            return Component.CONSTANTS
         if parts:
             is_constant = name.endswith(f".{CONSTANT}")
             return Component.CONSTANTS if is_constant else Component.EXPERTS
