@@ -317,6 +317,14 @@ def test_tensors_against_the_list_without_a_row(
     assert expected in codes(source, Form.EXPLICIT)
 
 
+def test_a_list_for_a_layer_without_experts_is_refused(tmp_path: Path) -> None:
+    source = unknown_family(tmp_path, {"0": [1]}, num_hidden_layers=3)
+    edit_config(source, lambda one: one["approximate_experts"].update({"2": [1]}))
+    assert codes(source, Form.EXPLICIT) == [Code.LAYER_NOT_MOE]
+    edit_config(source, lambda one: one["approximate_experts"].update({"3": [1]}))
+    assert codes(source, Form.EXPLICIT) == [Code.LAYER_NOT_MOE]
+
+
 def test_a_list_without_any_expert_is_refused(tmp_path: Path) -> None:
     document_ = small_moe.config(approximate_experts={"0": [1]}, num_experts=None)
     tensors = small_moe.named({"model.embed_tokens.weight": [20, HIDDEN]})

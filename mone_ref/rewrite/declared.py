@@ -14,7 +14,7 @@ from mone_ref.checkpoint import dtypes
 from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.config import FILE
 from mone_ref.declaration import Bounds, Named
-from mone_ref.errors import Code, Problem, show
+from mone_ref.errors import Code, Problem, Severity, show
 from mone_ref.fields import Fields
 from mone_ref.rewrite import names
 from mone_ref.rewrite.plan import Form
@@ -47,7 +47,8 @@ def read(source: Structure) -> tuple[Declared, list[Problem]]:
     layer with experts.
     """
     declared, problems = _read(source)
-    if source.config is None:
+    is_readable = not any(problem.severity is Severity.ERROR for problem in problems)
+    if source.config is None and is_readable:
         problems += _constants(source, declared)
     return declared, problems
 
@@ -96,9 +97,8 @@ def _bounds(source: Structure) -> Bounds:
     last = source.settings.num_layers
     if source.config is not None or last is None:
         return Bounds(None, None, (), source.num_experts)
-    dense = set(range(last)) - layers(source).keys()
     stored = last + (source.settings.integer(*MTP_KEYS) or 0)
-    return Bounds(None, stored, dense, source.num_experts)
+    return Bounds(None, stored, (), source.num_experts)
 
 
 def _check_paths(source: Structure, fields: Fields) -> None:
@@ -118,14 +118,20 @@ def _check_paths(source: Structure, fields: Fields) -> None:
 
 
 def _constants(source: Structure, declared: Declared) -> Iterator[Problem]:
-    """Every constant is there, a vector of a float type, and listed; no experts are fused."""
+    """Listed layers have experts that are not fused, and constants that are what they must be."""
     stored, built = source.checkpoint.tensors, source.settings.num_layers
     known = layers(source)
     for layer, constants in declared.constants.items():
+        is_built = built is None or layer < built
+        if is_built and layer not in known:
+            code, found = Code.LAYER_NOT_MOE, f"layer {layer}, which has no experts"
+            where = block(source, layer)
+            yield tensor_problem(code, source.checkpoint, where, found, "a MoE layer", "FMT-25")
+            continue
         for expert, name in constants.items():
             if name in stored:
                 yield from _wrong(source, name, known.get(layer))
-            elif built is None or layer < built:
+            elif is_built:
                 code, wanted = Code.MISSING_CONSTANT, f"the constant of expert {expert}"
                 expected = f"{wanted} of layer {layer}"
                 yield tensor_problem(code, source.checkpoint, name, "nothing", expected, "LOAD-7")
