@@ -22,7 +22,7 @@ from mone_ref.checkpoint import Checkpoint
 from mone_ref.config import read as read_config
 from mone_ref.declaration import LayerSubstitution
 from mone_ref.errors import Code
-from mone_ref.rewrite import convert, writer
+from mone_ref.rewrite import convert, verify, writer
 from mone_ref.rewrite.blueprint import Blueprint
 from mone_ref.rewrite.forecast import forecast
 from mone_ref.rewrite.plan import Form
@@ -141,6 +141,18 @@ def test_the_rest_of_the_config_keeps_its_order_and_place(tmp_path: Path) -> Non
     back = converted(there, Form.APPROX, tmp_path / "back")
     assert config(back) == written
     assert config(back)["compression_config"] == {"producer": {"name": "x"}}
+
+
+def test_text_of_any_kind_passes_through(tmp_path: Path) -> None:
+    """A lone surrogate is lawful in JSON, as an escape, and in no UTF-8."""
+    source = Path(shutil.copytree(FIXTURES / "olmoe-approx" / "checkpoint", tmp_path / "in"))
+    notes = {"note": "\ud800 \u20ac \n \\ud800", "\udfff": 1e-7}
+    (source / "config.json").write_text(json.dumps({**notes, **config(source)}))
+    there = converted(source, Form.EXPLICIT, tmp_path / "there")
+    back = converted(there, Form.APPROX, tmp_path / "back")
+    assert config(back) == config(source)
+    blueprint = made(there, Form.APPROX)
+    assert verify.verify(tmp_path / "back", blueprint).problems == ()
 
 
 def test_the_explicit_form_is_at_the_top_and_the_list_in_the_text_config(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ Document = dict[str, Any]
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """As text, keys in their order."""
-    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+    """As text, keys in their order; a lone surrogate stays the escape that it was."""
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 def with_counts(document: Mapping[str, Any], count: int, top_k: int | None) -> Document:
