@@ -11,7 +11,7 @@ from pathlib import Path
 import distributed_ranks as program
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mone_ref import loading
 from mone_ref.parallel import __main__ as command
@@ -162,12 +162,52 @@ def test_the_command_refuses_with_one_message(capsys):
 
 
 def test_wrong_usage_is_told_without_a_traceback(tmp_path: Path, capsys):
-    assert command.main([str(OLMOE), "--tokens", "900"]) == 2
-    missing = str(tmp_path / "none.safetensors")
-    assert command.main([str(OLMOE), "--tokens", "1", "--update", missing]) == 2
-    with pytest.raises(SystemExit) as ended:
-        command.main([str(OLMOE), "--tokens", "one"])
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert "found 'one', expected ids such as 5,17,3" in told
-    assert "Traceback" not in told
+    asked = [str(OLMOE), "--tokens", "1"]
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"no safetensors file")
+    for words, told in (
+        ([str(OLMOE), "--tokens", "900"], "PROMPT/vocabulary --tokens[0]: found 900, expected"),
+        ([str(OLMOE), "--tokens", "1,one"], "PROMPT/not-an-id --tokens[1]: found 'one', expected"),
+        ([*asked, "--update", str(tmp_path / "none")], "none': found No such file"),
+        ([*asked, "--update", str(garbage)], f"--update '{garbage}': found Error while"),
+        ([*asked, "--out", str(tmp_path)], f"--out '{tmp_path}': found Error while"),
+    ):
+        assert command.main(words) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert told in printed.err
+        assert len(printed.err.splitlines()) == 1
+
+
+def test_a_rank_that_goes_ends_the_others_with_one_line(tmp_path: Path):
+    """Rank 1 alone is given an update that is no file, and ends before the ranks compare."""
+    constants = tmp_path / "constants.safetensors"
+    save_file(program.constants_of("olmoe-ranks"), constants)
+    shared = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    words = [str(OLMOE), "--tokens", "1,5,9", "--tp", "2", "--update"]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "mone_ref.parallel", *words, update],
+            env=shared | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, update in enumerate((str(constants), str(tmp_path / "none")))
+    ]
+    try:
+        printed = [process.communicate(timeout=LIMIT) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in started] == [3, 2]
+    assert [out for out, _ in printed] == ["", ""]
+    (told,) = [line for line in printed[0][1].splitlines() if line.startswith("error")]
+    assert told.startswith("error: another rank is gone, or never came: ")
+    assert "Traceback" not in printed[0][1]

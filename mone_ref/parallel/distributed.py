@@ -1,7 +1,8 @@
 """The same model under ``torch.distributed``: one rank a process, over gloo.
 
 Process ``r`` is rank ``r % tensor`` of stage ``r // tensor``. All of them end with the same
-log-probabilities, bit for bit, and a rank that cannot go on stops the others (PAR-3).
+log-probabilities, bit for bit. What one rank refuses all refuse (PAR-3); a rank that is gone ends
+the others with ``RankLost``.
 """
 
 from __future__ import annotations
@@ -33,10 +34,28 @@ TIMEOUT = timedelta(seconds=60)
 """How long a rank waits for the others before it gives up."""
 
 
+class RankLost(Exception):
+    """Another rank is gone, or did not come within ``TIMEOUT``."""
+
+
+@contextmanager
+def meeting() -> Iterator[None]:
+    """A call that all ranks have to make. Raises ``RankLost`` where one does not."""
+    try:
+        yield
+    except RuntimeError as error:  # all that gloo says of it
+        first = str(error).partition("\n")[0]
+        raise RankLost(f"another rank is gone, or never came: {first}") from error
+
+
 @contextmanager
 def joined() -> Iterator[None]:
-    """Meet the processes that ``torchrun`` or the environment names, and part from them."""
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    """Meet the processes that ``torchrun`` or the environment names, and part from them.
+
+    Raises ``ValueError`` where the environment names none, ``RankLost`` where one does not come.
+    """
+    with meeting():
+        dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
         yield
     finally:
@@ -53,13 +72,15 @@ class Processes(Group):
     def reduce(self, partials: Sequence[Tensor]) -> Tensor:
         """All-reduce: the sum of all ranks, formed in the partials' dtype."""
         total = partials[0].clone()
-        dist.all_reduce(total, group=self.group)
+        with meeting():
+            dist.all_reduce(total, group=self.group)
         return total
 
     def gather(self, parts: Sequence[Tensor]) -> Tensor:
         """All-gather."""
         every = [torch.empty_like(parts[0]) for _ in range(self.held[0][1])]
-        dist.all_gather(every, parts[0].contiguous(), group=self.group)
+        with meeting():
+            dist.all_gather(every, parts[0].contiguous(), group=self.group)
         return torch.cat(every, dim=-1)
 
 
@@ -92,9 +113,11 @@ class DistributedModel:
             if self.stage == self.plan.pipeline - 1:
                 z = stage.logits(residual, held, model, at, group).contiguous()  # [T, V]
             else:
-                dist.send(residual, dist.get_rank() + self.plan.tensor)
+                with meeting():
+                    dist.send(residual, dist.get_rank() + self.plan.tensor)
                 z = torch.empty(len(ids), model.vocab_size, dtype=at.between)  # [T, V]
-            dist.broadcast(z, self.plan.ranks - self.plan.tensor)
+            with meeting():
+                dist.broadcast(z, self.plan.ranks - self.plan.tensor)
             return z
 
     def first_residual(self, ids: Tensor) -> Tensor:
@@ -103,7 +126,8 @@ class DistributedModel:
             return stage.embed(ids, [self.shard], self.precision, self.group)
         width = self.config.model.hidden_size
         residual = torch.empty(len(ids), width, dtype=self.precision.residual)  # [T, H]
-        dist.recv(residual, dist.get_rank() - self.plan.tensor)
+        with meeting():
+            dist.recv(residual, dist.get_rank() - self.plan.tensor)
         return residual
 
     def update(self, tensors: Mapping[str, Tensor]) -> None:
@@ -131,10 +155,11 @@ def load(path: str | Path, dtype: torch.dtype, plan: Plan) -> DistributedModel:
     config, tensors = together(lambda: loading.checked(path, dtype, plan))
     number, index = divmod(dist.get_rank(), plan.tensor)
     rank = index, plan.tensor
-    groups = [
-        dist.new_group([first * plan.tensor + one for one in range(plan.tensor)], timeout=TIMEOUT)
-        for first in range(plan.pipeline)
+    members = [
+        [first * plan.tensor + one for one in range(plan.tensor)] for first in range(plan.pipeline)
     ]
+    with meeting():
+        groups = [dist.new_group(ranks, timeout=TIMEOUT) for ranks in members]
     shard = loading.read_stage(config, tensors, plan, number, rank)
     return DistributedModel(config, plan, shard, Processes(rank, groups[number]), plain(dtype))
 
@@ -156,5 +181,6 @@ def together(step: Callable[[], Result]) -> Result:
 def of_all_ranks(found: Sequence[Problem]) -> list[Problem]:
     """The problems of every rank, each once: no rank goes on while another has one."""
     every: list[Sequence[Problem]] = [()] * dist.get_world_size()
-    dist.all_gather_object(every, tuple(found))
+    with meeting():
+        dist.all_gather_object(every, tuple(found))
     return list(dict.fromkeys(problem for of_one in every for problem in of_one))
