@@ -156,10 +156,11 @@ def _unfit(source: Structure, declared: Declared, form: Form) -> Iterator[Proble
 def target_names(source: Structure, declared: Declared, form: Form) -> Named:
     """The names of all constants in the target form."""
     name = names.constant_name if form is Form.APPROX else names.replacement_name
-    return {
-        layer: {expert: name(declarations.block(source, layer), expert) for expert in constants}
-        for layer, constants in declared.constants.items()
-    }
+    targets: Named = {}
+    for layer, constants in declared.constants.items():
+        block = declarations.block(source, layer)
+        targets[layer] = {expert: name(block, expert) for expert in constants}
+    return targets
 
 
 def _tensors(source: Structure, declared: Declared, form: Form) -> dict[str, list[OutputTensor]]:

@@ -65,10 +65,10 @@ def _read(source: Structure) -> tuple[Declared, list[Problem]]:
         return Declared(None, {}), fields.problems
     if named:
         return Declared(Form.EXPLICIT, named), fields.problems
-    derived = {
-        layer: {expert: names.constant_name(block(source, layer), expert) for expert in ids}
-        for layer, ids in listed.items()
-    }
+    derived: Named = {}
+    for layer, ids in listed.items():
+        path = block(source, layer)
+        derived[layer] = {expert: names.constant_name(path, expert) for expert in ids}
     return Declared(Form.APPROX if derived else None, derived), fields.problems
 
 
