@@ -76,7 +76,12 @@ def of_continuation(generation: Generation, prompt: Sequence[int], steps: int) -
 
 
 def of_values(answers: Sequence[Scores], golden: Golden, compute: str) -> str:
-    """Which mistake explains finite answers that are out of budget; empty when none does."""
+    """Which mistake explains finite answers that are out of budget; empty when none does.
+
+    None does where the values are right, and what is wrong is something else about them.
+    """
+    if agree(answers, golden.prompts, compute):
+        return ""
     for other in PRECISE_FIRST[PRECISE_FIRST.index(compute) + 1 :]:
         if other in golden.compute_types and agree(answers, golden.prompts, other):
             return (
