@@ -9,7 +9,7 @@ from typing import Any
 
 import handmade
 import small_moe
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_inspect_fuzz import CONFIGS, NAMES, SHAPES
 
@@ -75,6 +75,7 @@ def sources(form: Form) -> dict[str, Any]:
 
 
 @settings(max_examples=150, deadline=None)
+@example(form=Form.APPROX, path=[0, 0], value=[], drops=False, spoils=True)  # architectures
 @given(
     form=st.sampled_from(Form),
     path=PATHS,

@@ -31,8 +31,8 @@ def model_type(document: Mapping[str, Any]) -> str | None:
     if isinstance(written, str) and written.endswith(SUFFIX):
         return written.removesuffix(SUFFIX)
     named = document.get("architectures")
-    known = [one for one in named if one in ARCHITECTURES] if isinstance(named, list) else []
-    return ARCHITECTURES[known[0]] if known else None
+    custom = [name for name in ARCHITECTURES if isinstance(named, list) and name in named]
+    return ARCHITECTURES[custom[0]] if custom else None
 
 
 def unknown(document: Mapping[str, Any]) -> list[Problem]:
