@@ -285,6 +285,12 @@ class EndsAtAnEnd(Generates):
             return Generation(right.tokens[:1], Scores(right.scores.logprobs[:1]))
 
 
+class GeneratesOneNumber(Generates):
+    class session(Generates.session):
+        def bent(self, prompt: list[int], right: Generation) -> Generation:
+            return Generation(right.tokens, Scores(right.scores.logprobs.mean()))
+
+
 class GeneratesWithLogits(Generates):
     class session(Generates.session):
         def bent(self, prompt: list[int], right: Generation) -> Generation:

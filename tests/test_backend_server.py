@@ -138,6 +138,10 @@ def test_tokens_and_scores_of_what_was_generated(keys: tuple[str, ...]) -> None:
     ("choice", "message"),
     [
         ({"index": 0}, "choice 0: no log-probabilities of generated tokens"),
+        (
+            generated("a", "b", "c") | {"finish_reason": "stop"},
+            'choice 0: finish_reason "stop", expected "length"',
+        ),
         ({"index": 0, "logprobs": {"tokens": [], "top_logprobs": []}}, "no log-probabilities"),
         (
             {"index": 0, "logprobs": {"tokens": ["a"], "top_logprobs": [{"a": -1.0}] * 2}},

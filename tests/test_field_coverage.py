@@ -1,8 +1,8 @@
 """Every kind of fault that was met in the field is held by a test or a case, by its id.
 
-Groups A (the declaration), B (routing and substitution), D (names and layouts), E (config
-fields and plans) and F (files, headers, index). A test is named by file and function, a case by
-its id, an id of ``test_field_cases.py`` by itself.
+Groups A (the declaration), B (routing and substitution), C (ranks and stages), D (names and
+layouts), E (config fields and plans) and F (files, headers, index). A test is named by file and
+function, a case by its id, an id of ``test_field_cases.py`` by itself.
 """
 
 from __future__ import annotations
@@ -138,6 +138,36 @@ HELD_BY: dict[str, tuple[str, ...]] = {
         "test_validate.py::test_a_constant_must_stay_finite_in_the_parameter_dtype",
         "test_config_features.py::test_dense_layers",
         "load/constant-overflows-float16",
+    ),
+    "C01": (
+        "test_parallel.py::test_a_constant_is_there_once_by_hand",
+        "layer/ranks-constants",
+        "parallel/tensor-parallel",
+    ),
+    "C02": (
+        "layer/ranks-reduced",
+        "test_parallel_distributed.py::test_every_rank_ends_with_the_same_bits",
+        "test_parallel_distributed.py::test_collectives_keep_the_order_of_ranks_and_one_rank_adds",
+    ),
+    "C03": (
+        "test_parallel.py::test_ranks_answer_as_one_device",
+        "parallel/tensor-parallel-shared-experts",
+    ),
+    "C05": (
+        "test_parallel.py::test_what_stages_load_adds_up_to_the_checkpoint",
+        "test_parallel.py::test_a_constant_missing_on_any_stage_fails_the_whole_load",
+        "parallel/pipeline-parallel",
+        "parallel/pipeline-stage-without-list",
+    ),
+    "C07": (
+        "test_parallel.py::"
+        "test_a_size_that_does_not_divide_is_told_with_both_numbers_and_those_that_work",
+        "test_parallel.py::test_every_size_that_does_not_divide_is_told_before_anything_is_read",
+        "test_parallel_distributed.py::test_the_command_refuses_with_one_message",
+    ),
+    "C08": (
+        "test_parallel.py::test_slices_of_ranks_are_the_source_bit_for_bit",
+        "unsupported/expert-parallel",
     ),
     "D01": (
         "D01",

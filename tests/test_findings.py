@@ -131,7 +131,9 @@ def test_notes_about_another_engine_are_refused(notes, record):
         ("engine: [", "while parsing"),
         ("engine: vllm", "is a required property"),
         ("[1]", "is not of type 'object'"),
+        ("[" * 100_000, "recursion depth"),
     ],
+    ids=["yaml", "member", "type", "depth"],
 )
 def test_notes_that_break_the_schema_are_refused(text, flaw, tmp_path):
     path = tmp_path / "notes.yaml"
@@ -162,11 +164,24 @@ def test_what_does_not_fit_is_one_line_and_no_page(tmp_path):
     assert not page.exists()
 
 
+def test_a_script_that_is_no_text_is_told(tmp_path):
+    notes, page = tmp_path / "vllm.yaml", tmp_path / "page.md"
+    notes.write_bytes(NOTES.read_bytes())
+    notes.with_suffix("").mkdir()
+    (notes.with_suffix("") / "common.py").write_bytes(b"\xff")
+    done = invoke(RECORD, "--notes", notes, "--out", page)
+    assert done.exit_code == 1
+    assert "common.py: 'utf-8' codec can't decode byte 0xff" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not page.exists()
+
+
 def test_an_incomplete_report_is_refused(tmp_path):
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(b"\n".join(RECORD.read_bytes().splitlines()[:-1]))
     done = invoke(cut, "--notes", NOTES, "--out", tmp_path / "page.md")
     assert (done.exit_code, "incomplete" in done.stderr) == (1, True)
+    assert done.stderr.startswith(f"error: {cut}: ")
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,7 @@ def test_what_is_offered_and_right_passes_and_what_is_not_is_named():
         (adapters.GeneratesThePromptToo, "20 tokens, expected 4", "the prompt's own tokens stand"),
         (adapters.ScoresThePromptToo, "19 rows", "rows of the prompt stand in front: return one"),
         (adapters.EndsAtAnEnd, "1 tokens, expected 4", "it ends early: go on behind a token that"),
+        (adapters.GeneratesOneNumber, "shape [], expected 4 rows", "a row of scores for each"),
         (adapters.GeneratesWithLogits, "rms error 3", "these are unnormalised logits: return"),
         (adapters.SamplesTokens, "not greedy", "row s holds what token s was chosen from, token s"),
     ],

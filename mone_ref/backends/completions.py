@@ -206,7 +206,13 @@ def read_continuations(
 
 
 def continuation(choice: Mapping[str, Any], dialect: Dialect, vocabulary: Vocabulary) -> Generation:
-    """One choice: its tokens by their strings, a row of log-probabilities for each."""
+    """One choice: its tokens by their strings, a row of log-probabilities for each.
+
+    A server that stops at an end of text does not know ``ignore_eos``: that is no mistake of its
+    model, so that such an answer is none.
+    """
+    if choice.get("finish_reason") == "stop":
+        raise AnswerError('finish_reason "stop", expected "length"')
     names, entries = _member(choice.get("logprobs"), "tokens"), dialect.entries(choice)
     if not isinstance(entries, list) or not isinstance(names, list) or not entries:
         raise AnswerError("no log-probabilities of generated tokens")

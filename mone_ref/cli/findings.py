@@ -40,8 +40,8 @@ def write_findings(
 ) -> None:
     """Write what an engine's maintainers should know: failures by cause, with scripts.
 
-    Exits 0, 1 when report and notes do not speak of the same failures, 2 when a file
-    cannot be read or written.
+    Exits 0, 1 when report or notes are malformed or do not speak of the same failures, 2 when a
+    file cannot be read or written.
     """
     places = [path.resolve() for path in (run, notes, out, excerpt) if path is not None]
     if len(set(places)) < len(places):
@@ -50,16 +50,20 @@ def write_findings(
         judged, told, root = report.read(run), findings.read(notes), data.root()
         folder = findings.scripts(notes)
         page = findings.render(told, folder, judged, cases.load(root), spec.load(root))
-    except (ReportError, FindingsError) as error:
+    except ReportError as error:
+        _fail(f"{run}: {error}", 1)
+    except FindingsError as error:
         _fail(str(error), 1)
-    except (OSError, CaseError, SpecError) as error:
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}", 2)
+    except (CaseError, SpecError) as error:
         _fail(str(error), 2)
     try:
         out.write_text(page, encoding="utf-8")
         if excerpt is not None:
             findings.write_excerpt(judged, excerpt)
     except OSError as error:
-        _fail(str(error), 2)
+        _fail(f"{error.filename}: {error.strerror}", 2)
     typer.echo(f"{len(told['findings'])} findings written to {out}")
 
 

@@ -65,7 +65,8 @@ def first_row_only(logprobs: Tensor) -> bool:
 
 def of_continuation(generation: Generation, prompt: Sequence[int], steps: int) -> str:
     """Which mistake a continuation of another length shows; empty when none is known."""
-    tokens, rows = list(generation.tokens), len(generation.scores.logprobs)
+    tokens, logprobs = list(generation.tokens), generation.scores.logprobs
+    rows = len(logprobs) if logprobs.ndim else 0
     if tokens[: len(prompt)] == list(prompt) and len(tokens) == len(prompt) + steps:
         return "the prompt's own tokens stand in front: return the new ones only"
     if len(tokens) == steps and rows in (len(prompt) + steps - 1, len(prompt) + steps):

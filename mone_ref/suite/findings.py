@@ -18,6 +18,7 @@ import jinja2
 import jsonschema
 import yaml
 
+from mone_ref.errors import show
 from mone_ref.suite import clause_table, text
 from mone_ref.suite.cases import Case
 from mone_ref.suite.merge import chosen_by
@@ -93,14 +94,14 @@ def read(path: Path) -> dict[str, Any]:
     """Notes that keep the schema. Raises ``FindingsError``, ``OSError`` where there is no file."""
     try:
         notes: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise FindingsError(f"{path}: {' '.join(str(error).split())}") from error
     schema = json.loads(Path(__file__).with_suffix(".schema.json").read_text(encoding="utf-8"))
     broken = jsonschema.exceptions.best_match(
         jsonschema.Draft202012Validator(schema).iter_errors(notes)
     )
     if broken is not None:
-        raise FindingsError(f"{path}: {broken.json_path}: {broken.message}")
+        raise FindingsError(f"{path}: {show(f'{broken.json_path}: {broken.message}', 300)}")
     checked: dict[str, Any] = notes
     return checked
 
@@ -182,8 +183,8 @@ def render(
     cases: Sequence[Case],
     clauses: Sequence[Clause],
 ) -> str:
-    """The page as Markdown. Raises ``FindingsError`` when notes and report do not fit,
-    ``OSError`` when a script is absent."""
+    """The page as Markdown. Raises ``FindingsError`` when notes and report do not fit, or a script
+    is no text, ``OSError`` when one is absent."""
     if flaws := misfits(notes, report, cases):
         raise FindingsError(flaws[0])
     environment = jinja2.Environment(
@@ -202,10 +203,18 @@ def render(
         command=shlex.join(["mone-ref", "conform", *chosen_by(report.header["command"])]),
         coverage=str(clause_table.coverage(report.footer)),
         folder=folder.name,
-        shared=(folder / SHARED).read_text(encoding="utf-8"),
+        shared=source(folder / SHARED),
         sections=sections(notes, folder, report, cases, clauses),
         not_run=not_run(report),
     )
+
+
+def source(script: Path) -> str:
+    """The text of a script. Raises ``FindingsError``, ``OSError``."""
+    try:
+        return script.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FindingsError(f"{script}: {error}") from error
 
 
 def sections(
@@ -268,7 +277,7 @@ def _finding(
         title=entry["title"],
         why=" ".join(entry["why"].split()),
         fix=" ".join(entry["fix"].split()),
-        script=(folder / f"{entry['id']}.py").read_text(encoding="utf-8"),
+        script=source(folder / f"{entry['id']}.py"),
         prints=entry["prints"].strip(),
         clauses=tuple(clause for clause in clauses if clause.id in cited),
         results=tuple(lines),
