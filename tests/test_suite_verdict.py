@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mone_ref.suite import verdict
-from mone_ref.suite.cases import Case, Expected, Kind
+from mone_ref.suite.cases import Case, Expected, Kind, Setting
 from mone_ref.suite.outcomes import UNDECIDED, Outcome, Result
 from mone_ref.suite.spec import Clause, Level, Visibility
 from mone_ref.suite.verdict import Coverage, Word
@@ -93,6 +93,23 @@ def test_a_clause_of_layer_cases_only_is_never_missing():
     concluded = verdict.conclude([*results(), wrong], [*CASES, layer], CLAUSES, False)
     assert concluded.word is Word.NOT_CONFORMANT
     assert concluded.coverage.judged == 5
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"),
+    [
+        ("ok", Word.CONFORMANT),
+        ("not-applicable", Word.CONFORMANT),
+        ("mismatch", Word.NOT_CONFORMANT),
+    ],
+)
+def test_an_engine_of_one_device_is_judged_in_full_and_one_of_several_on_them_too(outcome, word):
+    ranks = replace(case("parallel/ranks", "PAR-1"), setting=Setting(tensor_parallel=2))
+    shown = Result("parallel/ranks", "float32", Outcome(outcome), "expected", "found")
+    concluded = verdict.conclude([*results(), shown], [*CASES, ranks], CLAUSES, False)
+    assert (concluded.word, concluded.missing) == (word, ())
+    judged = outcome != "not-applicable"
+    assert (concluded.coverage.judged, concluded.coverage.unreached) == (4 + judged, 1 - judged)
 
 
 @pytest.mark.parametrize("outcome", FAILING)
