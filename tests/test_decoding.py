@@ -13,6 +13,7 @@ from mone_ref import generation, loading
 from mone_ref.backends import process
 from mone_ref.backends.reference import ReferenceBackend
 from mone_ref.faults import FAULTS, decode
+from mone_ref.fill.fixture import GOLDEN_TOLERANCE
 from mone_ref.suite import cases, decoding, golden
 from mone_ref.suite.cases import Kind
 from mone_ref.suite.compare import MULTIPLIER, Comparison
@@ -140,7 +141,8 @@ def test_the_right_rows_are_the_oracles_along_any_tokens(teacher):
     assert lesson.rows is not None
     count = len(lesson.rows.ids)
     assert lesson.rows.ids == [2, 17, 5, 80][:count]
-    assert torch.allclose(lesson.rows.logprobs, whole[2 : 2 + count], rtol=0, atol=1e-12)
+    away = (lesson.rows.logprobs - whole[2 : 2 + count]).abs().max()
+    assert away <= GOLDEN_TOLERANCE * whole.abs().max()  # sums of fewer rows, in another order
 
 
 def test_rows_end_where_rounding_may_change_a_route(teacher):
