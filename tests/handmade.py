@@ -7,8 +7,18 @@ size 4, layer 0 with experts 1 and 3 substituted, layer 1 not listed.
 from __future__ import annotations
 
 import json
+from enum import Enum
 from pathlib import Path
 from typing import Any
+
+
+class Absent(Enum):
+    """A key to leave out; it has a name, so that test ids are the same in every process."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absent.ABSENT
 
 ONE = b"\x80\x3f"  # 1.0 in bfloat16, little-endian
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handmade import ABSENT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +54,6 @@ MIXTRAL: dict[str, Any] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
-ABSENT = object()
 
 
 def cfg(base: dict[str, Any] = BASE, /, **changes: Any) -> bytes:

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import pytest
+from handmade import ABSENT
 
 from mone_ref import config
 from mone_ref.config import Config
@@ -16,7 +17,6 @@ from mone_ref.families import FAMILIES, Groups, QkNorm, RouterRule
 from mone_ref.model_config import Latent, ModelConfig
 from mone_ref.rope_config import Rope
 
-ABSENT = object()
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 96,
