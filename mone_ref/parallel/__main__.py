@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 -m mone_ref.parallel CHECKPOINT --tokens 5,17,3 --tp 2
 
 Exit code 0 with the answer, 1 when the checkpoint or a change is refused, 2 on wrong usage, 3
-when another rank is gone.
+when another rank is gone. torchrun adds a report of its own and ends with 1 for all but 0.
 """
 
 from __future__ import annotations
