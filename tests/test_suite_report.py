@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -276,9 +279,10 @@ def test_the_markdown_summary_has_one_row_per_case_that_is_not_ok():
 # -- two runs
 
 
-def run_of(tmp_path: Path, *changes: dict) -> report.Report:
+def run_of(tmp_path: Path, *changes: dict, dtypes: Sequence[str] = ("float32",)) -> report.Report:
     """A run with one result per change of the same one."""
     head, start, result, footer = lines()
+    head["dtypes"] = list(dtypes)
     body = []
     for change in changes:
         named = {key: change[key] for key in ("case", "dtype") if key in change}
@@ -304,8 +308,44 @@ def test_a_flickering_result_is_named(change, told, tmp_path):
     assert report.differences(one, other) == [f"load/missing-constant at float32: {told}"]
 
 
-def test_a_result_of_one_run_only_is_named(tmp_path):
-    longer = run_of(tmp_path, {}, {"dtype": "float16"})
-    assert report.differences(longer, run_of(tmp_path, {})) == [
-        "load/missing-constant at float16: wrongly-accepted, then not run"
-    ]
+def test_two_runs_are_compared_in_what_both_have(tmp_path):
+    # The second was not asked for float16, which a case that names its dtype then says.
+    longer = run_of(
+        tmp_path, {}, {"case": "load/another"}, {"dtype": "float16"}, dtypes=["float32", "float16"]
+    )
+    shorter = run_of(tmp_path, {}, {"dtype": "float16", "outcome": "not-applicable"})
+    assert report.common(longer, shorter) == [("load/missing-constant", "float32")]
+    assert report.differences(longer, shorter) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "outcome", "code", "told"),
+    [
+        (
+            "float32",
+            "wrongly-accepted",
+            0,
+            "1 of 1 outcomes compared with those of another run, 0 differ",
+        ),
+        ("float32", "ok", 1, "1 of 1 outcomes compared with those of another run, 1 differ"),
+        (
+            "float16",
+            "wrongly-accepted",
+            1,
+            "0 of 1 outcomes compared with those of another run, 0 differ",
+        ),
+    ],
+)
+def test_two_runs_agree_when_something_was_compared(dtype, outcome, code, told, tmp_path):
+    names = []
+    for name, change, dtypes in (
+        ("one", {}, ["float32"]),
+        ("other", {"outcome": outcome, "dtype": dtype}, [dtype]),
+    ):
+        (tmp_path / name).mkdir()
+        run_of(tmp_path / name, change, dtypes=dtypes)
+        names.append(tmp_path / name / "report.jsonl")
+    command = [sys.executable, ROOT / ".ci" / "same_outcomes.py", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert told in done.stdout

@@ -231,23 +231,32 @@ def check_order(lines: list[dict[str, Any]]) -> None:
 
 
 def differences(one: Report, other: Report) -> list[str]:
-    """What two runs of one suite on one engine do not agree on, a line each.
+    """Where two runs of one suite on one engine do not agree, a line each.
 
-    Compared are the outcome of every case at every dtype, and codes and phase of its
+    Compared are the outcome of every case and dtype of both runs, and codes and phase of its
     refusal. Times and the last digits of numbers may differ from run to run.
     """
-    first, second = ({(r["case"], r["dtype"]): r for r in run.results} for run in (one, other))
+    first, second = (by_case(run) for run in (one, other))
     lines = []
-    for key in sorted(first.keys() | second.keys()):
-        told = [told_of(run.get(key)) for run in (first, second)]
+    for key in common(one, other):
+        told = [told_of(run[key]) for run in (first, second)]
         if told[0] != told[1]:
             lines.append(f"{' at '.join(key)}: {told[0]}, then {told[1]}")
     return lines
 
 
-def told_of(result: Mapping[str, Any] | None) -> str:
+def common(one: Report, other: Report) -> list[tuple[str, str]]:
+    """Cases of both runs, each with a dtype that both were asked for."""
+    dtypes = set(one.header["dtypes"]) & set(other.header["dtypes"])
+    return sorted(key for key in by_case(one).keys() & by_case(other) if key[1] in dtypes)
+
+
+def by_case(run: Report) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Results by case and dtype."""
+    return {(line["case"], line["dtype"]): line for line in run.results}
+
+
+def told_of(result: Mapping[str, Any]) -> str:
     """The part of a result that a second run repeats."""
-    if result is None:
-        return "not run"
     words = [result["outcome"], result["phase"], *result["codes"]]
     return " ".join(word for word in words if word)
