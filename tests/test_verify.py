@@ -1,6 +1,7 @@
 """Damage of every kind to an output, each found where it is."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a byte of a retained tensor": (
         lambda out: flip(out, EXPERT.format(1), 5),
         [f"OUTPUT/bytes {SHARD}: {EXPERT.format(1)}: found byte 5 is", "found byte 5 is"],
+    ),
+    "a pipe in place of the config": (
+        lambda out: [(out / "config.json").unlink(), os.mkfifo(out / "config.json")],
+        ["OUTPUT/files config.json: file: found a pipe", "expected the file that is planned"],
+    ),
+    "a broken link in place of a shard": (
+        lambda out: [(out / SHARD).unlink(), (out / SHARD).symlink_to("nowhere")],
+        [f"OUTPUT/files {SHARD}: file: found a pipe, a device or a broken link", "OUTPUT/files"],
     ),
     "a byte of a router slice": (
         lambda out: flip(out, ROUTER, 3 * 128 + 2),

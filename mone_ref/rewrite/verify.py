@@ -83,8 +83,10 @@ def _names(directory: Path, wanted: tuple[OutputFile, ...]) -> Iterator[Problem]
         for path in directory.rglob("*")
         if path.is_symlink() or not path.is_dir()
     }
-    for name in sorted(planned - present - {manifest.NAME}):
-        yield flaw(Code.OUTPUT_FILES, name, "file", "no such file", "the file that is planned")
+    for name in sorted(planned - {manifest.NAME}):
+        if not (directory / name).is_file():
+            found = "a pipe, a device or a broken link" if name in present else "no such file"
+            yield flaw(Code.OUTPUT_FILES, name, "file", found, "the file that is planned")
     for name in sorted(present - planned):
         yield flaw(Code.OUTPUT_FILES, name, "file", "a file", "none of this name")
 
