@@ -135,3 +135,20 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
         peaks.append(int(done.stdout) * 1024)
         shutil.rmtree(tmp_path / f"{name}-out")
     assert peaks[1] - peaks[0] < 2 * BUFFER
+
+
+def test_files_of_the_source_are_never_taken_for_unfinished_ones(tmp_path: Path) -> None:
+    source = rewriting.checkpoint(tmp_path / "in")
+    for name in ("config.json", "mone-ref-manifest.json", "tokenizer.json"):
+        (source / f"{name}.unfinished").write_text(name)
+    plan, out = rewriting.plan(tmp_path / "plan.json"), tmp_path / "out"
+    assert rewriting.run("rewrite", source, "--plan", plan, "--out", out)[0] == 0
+    assert rewriting.run("verify", out, "--against", source)[0] == 0
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_paths_that_are_too_long(tmp_path: Path, json: list[str]) -> None:
+    source = rewriting.checkpoint(tmp_path / "in")
+    plan, path = rewriting.plan(tmp_path / "plan.json"), "/".join(["o" * 200] * 30)
+    assert rewriting.run("rewrite", source, "--plan", plan, "--out", path, *json)[0] == 1
+    assert rewriting.run("verify", path, "--against", source, *json)[0] == 2

@@ -42,12 +42,18 @@ def load(directory: Path) -> Journal | None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """A small file that is there whole, or not at all, whatever happens. Raises OSError."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("wb") as stream:
+    beside = unfinished(path)
+    with beside.open("wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-    unfinished.replace(path)
+    beside.replace(path)
+
+
+def unfinished(path: Path) -> Path:
+    """Where a file lies until it is whole. Hidden: no file of a source has such a name in an
+    output (``auxiliary.find``)."""
+    return path.with_name(f".{path.name}.unfinished")
 
 
 def sync_directory(directory: Path) -> None:

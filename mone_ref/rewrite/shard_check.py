@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,6 @@ def _first_difference(one: bytearray, other: bytearray, size: int) -> int | None
 
 def require_readable(path: Path) -> None:
     """Raises ``Rejected`` (NOT_A_CHECKPOINT) unless the path is a directory."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         found, expected = "no directory", "the output of a rewrite"
         raise Rejected([flaw(Code.NOT_A_CHECKPOINT, str(path), "path", found, expected)])

@@ -45,7 +45,7 @@ def choose(path: Path, source: Path) -> Target:
         raise _refused(Code.OUTPUT_PLACE, shown, "a path inside the source", "one outside of it")
     if final in real.parents:
         raise _refused(Code.OUTPUT_PLACE, shown, "a path around the source", "one outside of it")
-    if not parent.is_dir():
+    if not os.path.isdir(parent):
         expected = "an existing directory above the output"
         raise _refused(Code.OUTPUT_PLACE, shown, f"no directory {parent}", expected)
     return Target(final)

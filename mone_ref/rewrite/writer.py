@@ -24,7 +24,6 @@ from mone_ref.rewrite.output_file import OutputFile, files
 from mone_ref.rewrite.target import Target
 
 WORKERS = 2  # files side by side: one is hashed while the other waits for the disk
-UNFINISHED = ".unfinished"
 
 
 class Stopped(Exception):
@@ -125,7 +124,8 @@ def _require_space(place: Target, missing: list[OutputFile]) -> None:
     """Raises ``Rejected`` (OUTPUT_WRITE): better at once than after an hour."""
     needed = sum(file.size for file in missing)
     free = shutil.disk_usage(place.partial).free
-    free += sum(path.stat().st_size for path in place.output.rglob(f"*{UNFINISHED}"))
+    begun = place.output.rglob(journal.unfinished(Path("*")).name)
+    free += sum(path.stat().st_size for path in begun)
     if needed > free:
         found, expected = f"{free} bytes free", f"{needed} bytes, for what is not written yet"
         raise Rejected([flaw(Code.OUTPUT_WRITE, str(place.final), "disk", found, expected)])
@@ -171,7 +171,7 @@ class _Workers:
         path = self.place.output / file.name
         self._checkpoint(0)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + UNFINISHED)
+        unfinished = journal.unfinished(path)
         digest = copying.write_file(file, unfinished, self.hashing, self._checkpoint)
         unfinished.replace(path)
         journal.sync_directory(path.parent)
