@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import handmade
 import pytest
+import rewriting
 import small_moe
 from small_moe import HIDDEN, INNER, contents, document, per_expert, prune, substitute, tensor
 
 from mone_ref.checkpoint import Checkpoint
+from mone_ref.checkpoint.findings import MOST
 from mone_ref.errors import Code
 from mone_ref.rewrite import make, output
 from mone_ref.rewrite.blueprint import Blueprint
@@ -471,3 +474,43 @@ def test_an_expert_count_without_a_kernel_is_a_warning(tmp_path: Path) -> None:
     (warning,) = outcome.problems
     assert (warning.code, str(warning.severity)) == (Code.ENGINE_LIMIT, "warning")
     assert "3 experts" in warning.found
+
+
+# -- hostile input
+
+
+@pytest.mark.parametrize("groups", [4, 7, 10**20])
+def test_groups_that_the_experts_do_not_fill(tmp_path: Path, groups: int) -> None:
+    source = small_moe.write(tmp_path / "in", per_expert(), small_moe.config(n_group=groups))
+    assert set(codes(source, prune(KEEP))) == {Code.PLAN_GROUPS}
+
+
+def test_a_long_list_of_wrong_ids_is_cut(tmp_path: Path) -> None:
+    source = small_moe.write(tmp_path / "in", per_expert())
+    assert len(codes(source, prune({"0": [*range(6, 5000)], "1": [0]}))) < 2 * MOST
+
+
+def test_a_constant_that_no_expert_needs_may_be_of_any_type(tmp_path: Path) -> None:
+    source = small_moe.write(tmp_path / "in", per_expert())
+    plan = substitute(tmp_path, {"0": [1]})
+    name = "model.layers.0.mlp.experts.1.approx_value"
+    tensors = {name: tensor(name, [HIDDEN]), "other": ("Q7", [1], b"\0")}
+    (tmp_path / "constants.safetensors").write_bytes(handmade.safetensors(tensors))
+    outcome = make.blueprint(source, plan, scan=True)
+    assert [problem.code for problem in outcome.problems] == [Code.PLAN_CONSTANTS]
+    assert outcome.blueprint
+
+
+def test_a_path_of_constants_with_a_nul(tmp_path: Path) -> None:
+    source = small_moe.write(tmp_path / "in", per_expert())
+    plan = substitute(tmp_path, {"0": [1]}, constants="a\0b")
+    assert codes(source, plan) == [Code.UNREADABLE]
+
+
+def test_a_pipe_in_place_of_the_config_is_not_waited_for(tmp_path: Path) -> None:
+    source = small_moe.write(tmp_path / "in", per_expert())
+    (source / "config.json").unlink()
+    os.mkfifo(source / "config.json")
+    status, output = rewriting.run("inspect", source)
+    assert status == 1
+    assert "CHECKPOINT/unreadable config.json" in output

@@ -12,6 +12,8 @@ def open_regular(path: Path) -> BinaryIO:
 
     Raises OSError, also for a directory, pipe or device; a pipe is not waited for.
     """
+    if "\0" in str(path):  # os.open would raise ValueError
+        raise OSError("a NUL in the path")
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if not os.path.isfile(handle):

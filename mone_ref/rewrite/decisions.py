@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mone_ref import explicit
+from mone_ref.checkpoint.findings import most
 from mone_ref.checkpoint.text import count, plain, some
 from mone_ref.declaration import APPROX
 from mone_ref.errors import Code, Problem, show
@@ -48,7 +49,7 @@ def decide(plan: Plan, structure: Structure) -> Decisions:
     layers, problems = _by_key(plan, structure)
     choices: list[Choice] = []
     for key, layer in layers.items():
-        wrong = list(_list_problems(plan, key, layer))
+        wrong = list(most(_list_problems(plan, key, layer)))
         problems += wrong
         if not wrong:
             choices.append(Choice(layer, _kept(plan.layers[key], layer)))
@@ -207,10 +208,10 @@ def _groups(
     if groups <= 1:
         return
     for choice in choices:
-        size = choice.layer.num_experts // groups
-        members = Counter(expert // size for expert in choice.kept)
-        if size * groups != choice.layer.num_experts or kept % groups:
-            found, expected = count(kept, "expert"), f"a multiple of {groups}, the groups"
+        size, rest = divmod(choice.layer.num_experts, groups)
+        members = Counter(expert // max(size, 1) for expert in choice.kept)
+        if rest or kept % groups:
+            found, expected = count(kept, "expert"), f"a multiple of {show(groups)}, the groups"
         elif len(members) < groups or len(set(members.values())) > 1:
             each = [members[group] for group in range(groups)]
             found, expected = f"{show(each)} per group", f"{kept // groups} in each of {groups}"

@@ -13,6 +13,7 @@ from typing import Any
 from mone_ref import config as config_file
 from mone_ref import strict_json
 from mone_ref.checkpoint import Checkpoint, TensorEntry
+from mone_ref.checkpoint.opening import open_regular
 from mone_ref.config import FILE, Config, NotModelled
 from mone_ref.errors import Code, Problem, Rejected, Severity
 from mone_ref.rewrite import names
@@ -192,7 +193,8 @@ def _read_config(directory: Path) -> tuple[Config | None, tuple[Problem, ...], l
 def _document(directory: Path) -> Mapping[str, Any]:
     """config.json as it stands; empty where ``_read_config`` has said that it cannot be read."""
     try:
-        data = (directory / FILE).read_bytes()
+        with open_regular(directory / FILE) as file:
+            data = file.read(config_file.MAX_BYTES + 1)
         value = strict_json.parse(data).value if len(data) <= config_file.MAX_BYTES else {}
     except (OSError, strict_json.StrictJsonError):
         return {}

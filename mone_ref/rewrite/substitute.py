@@ -21,7 +21,7 @@ from mone_ref.rewrite.structure import Structure
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants file of a plan: its entries by name, and where it lies."""
+    """The constants that a plan needs, by name, and where their file lies."""
 
     entries: Mapping[str, TensorEntry]
     directory: Path
@@ -59,7 +59,8 @@ def read_constants(plan: Plan, decisions: Decisions) -> tuple[Constants, list[Pr
             expected, warning = "constants of substituted experts only", Severity.WARNING
             found, file = some(unused, "other tensor"), plan.constants.name
             problems.append(_constant(unused[0], found, expected, file, warning))
-    return Constants(entries, plan.constants.parent), list(most(problems))
+    wanted = {name: entries[name] for name in needed if name in entries}
+    return Constants(wanted, plan.constants.parent), list(most(problems))
 
 
 def constant_names(choice: Choice) -> Iterator[tuple[str, int]]:
