@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import handmade
 import numpy as np
 import pytest
+import rewriting
 import small_moe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +99,11 @@ def test_all_problems_at_once() -> None:
         "{a: 1, a: 2}",
         "a: [",
         "a: !!python/object:os.system {}",
+        "a: !!bool zz",
+        "a: !!int ''",
+        "!!map [1]",
+        "a: 0x" + "f" * 9000,
+        "a: " + "1:" * 300 + "00.5",
         "? [1, 2]\n: 3",
         "\xff",
         "[" * 5000,
@@ -152,6 +160,7 @@ def test_mode_pd_lists_what_is_substituted(tmp_path: Path) -> None:
         [{"0": [1, 0, 2]}, {"1": [2, 1, 0]}],
         {"k": 3, "layers": [0], "keep": [[0, 2]]},
         {"k": 1, "layers": [0], "keep": [[0]], "mtp_keep": [1]},
+        {"k": 1, "layers": [0, 0], "keep": [[0], [1]]},
         {"layer_keep_ids": 3},
     ],
 )
@@ -233,6 +242,7 @@ def test_scores_in_every_format(source: Path, tmp_path: Path, form: str) -> None
         ({"0": [1] * 6, "1": [1] * 5}, Code.PLAN_SCORES),
         ({"0": [1] * 6, "1": [1] * 6, "2": [1] * 6}, Code.PLAN_SCORES),
         ({"0": [1] * 6, "1": ["a"] * 6}, Code.PLAN_SCORES),
+        ({"0": [1] * 6, "1": [10**400] * 6}, Code.PLAN_SCORES),
         ([[1] * 6], Code.PLAN_FILE),
         ("text", Code.PLAN_FILE),
     ],
@@ -245,7 +255,56 @@ def test_scores_that_rank_nothing(source: Path, tmp_path: Path, value: Any, code
     assert {problem.code for problem in caught.value.problems} == {code}
 
 
+def npy(shape: str) -> bytes:
+    """An array file that has a header and no values."""
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00\x76\x00" + text.encode()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [b"text", b"", npy("(2, 6)"), npy("(10**9,)"), npy("(1000000000000,)"), b"\0" * 2**27],
+    ids=["no-array", "empty", "cut", "no-shape", "more-than-memory", "bomb"],
+)
+def test_archives_that_lie(source: Path, tmp_path: Path, member: bytes) -> None:
+    path = tmp_path / "scores.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("scores.npy", member)
+    with pytest.raises(Rejected) as caught:
+        ranking.read(path, structure.read(source))
+    assert [problem.code for problem in caught.value.problems] == [Code.PLAN_FILE]
+
+
+def test_an_array_that_is_no_archive(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "scores.npz"
+    with path.open("wb") as file:
+        np.save(file, np.ones((2, 6)))
+    with pytest.raises(Rejected) as caught:
+        ranking.read(path, structure.read(source))
+    assert [problem.code for problem in caught.value.problems] == [Code.PLAN_FILE]
+
+
+@pytest.mark.parametrize("shape", [[2, 2**31, 0], [1] * 100])
+def test_stored_scores_of_another_shape(source: Path, tmp_path: Path, shape: list[int]) -> None:
+    path = tmp_path / "scores.safetensors"
+    path.write_bytes(handmade.safetensors({"s": ("F64", shape, b"\0" * 8 * (0 not in shape))}))
+    with pytest.raises(Rejected) as caught:
+        ranking.read(path, structure.read(source))
+    assert [problem.code for problem in caught.value.problems] == [Code.PLAN_FILE]
+
+
 # -- the command
+
+
+def test_a_plan_that_cannot_be_written_whole_is_not_there(source: Path, tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+
+    out = tmp_path / "plan.yaml"
+    words = ("plan", "uniform", source, "--keep", 4, "--out", out)
+    status, output = rewriting.run(*words, preexec_fn=limit)
+    assert (status, output) == (1, f"error: {out}: file too large\n")
+    assert not out.exists()
 
 
 def test_plan_uniform_writes_a_plan_that_fits(source: Path, tmp_path: Path) -> None:

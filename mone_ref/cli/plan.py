@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mone_ref.checkpoint.text import count
+from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems
 from mone_ref.errors import Code, Problem, Rejected
 from mone_ref.rewrite import decisions, plan, ranking, soundness, structure
@@ -141,13 +141,24 @@ def _make(
         typer.echo(line, err=True)
     if made is None or problems.errors(found):
         raise typer.Exit(_status(problems.errors(found)))
+    shown = plain(str(out))
     try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(plan.as_yaml(made))
+        _write(out, plan.as_yaml(made))
     except OSError as error:
-        typer.echo(f"error: {out}: {(error.strerror or str(error)).lower()}", err=True)
+        typer.echo(f"error: {shown}: {(error.strerror or str(error)).lower()}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(f"wrote {out}: {_kept(made)}")
+    typer.echo(f"wrote {shown}: {_kept(made)}")
+
+
+def _write(out: Path, text: str) -> None:
+    """A new file, whole or not there. Raises OSError."""
+    with out.open("x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            out.unlink()
+            raise
 
 
 def _status(errors: Sequence[Problem]) -> int:

@@ -98,18 +98,24 @@ def read(path: Path) -> Plan:
     """
     name = path.name
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = contents(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise Rejected([_unreadable(name, str(reason).lower(), "a readable file")]) from None
-    if len(data) > MAX_BYTES:
-        raise Rejected([_unreadable(name, "more bytes", f"at most {MAX_BYTES} bytes")])
     try:
         document = plan_dialects.to_document(load(data))
     except Unread as error:
         raise Rejected([_unreadable(name, str(error), "a plan in YAML or JSON")]) from None
     return from_document(document, path.parent, name)
+
+
+def contents(path: Path) -> bytes:
+    """A file of a size that a plan or scores can have. Raises OSError, ``Unread``."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise Unread(f"more than {MAX_BYTES} bytes")
+    return data
 
 
 def from_document(document: Any, directory: Path, file: str = "plan") -> Plan:
@@ -179,7 +185,15 @@ def _mapping(loader: Any, node: yaml.MappingNode) -> dict[str, Any]:
     return read
 
 
+def _integer(loader: Any, node: yaml.ScalarNode) -> int:
+    """An integer that can be told in a message: hexadecimal digits have no limit of their own."""
+    value: int = loader.construct_yaml_int(node)
+    str(value)  # raises ValueError
+    return value
+
+
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def load(data: bytes) -> Any:
@@ -204,8 +218,8 @@ def _value(data: bytes) -> Any:
 def _yaml(data: bytes) -> Any:
     try:
         text = data.decode("utf-8")
-        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise Unread("an alias: a few of them can stand for any amount of data")
+        if "*" in text or "!" in text:
+            _refuse_beyond_json(text)
         return yaml.load(text, _Loader)
     except UnicodeDecodeError as error:
         raise Unread(f"byte {error.start} that is not UTF-8") from None
@@ -213,8 +227,18 @@ def _yaml(data: bytes) -> Any:
         raise Unread(show(" ".join(str(error).split()), 200)) from None
     except Unread:
         raise
-    except (RecursionError, ValueError):
+    except (RecursionError, ValueError, OverflowError):
         raise Unread("values nested too deep or too long") from None
+
+
+def _refuse_beyond_json(text: str) -> None:
+    """Raises ``Unread`` for an alias or a tag: what JSON cannot say, a plan does not need."""
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            raise Unread("an alias: a few of them can stand for any amount of data")
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            raise Unread(f"the tag {show(tag)}")
 
 
 def _shape_problems(document: Any, file: str) -> Iterator[Problem]:

@@ -49,7 +49,10 @@ def _mtplx(value: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(keep, dict):
         document = _prune({str(key): ids for key, ids in keep.items()})
     elif isinstance(layers, list) and isinstance(keep, list) and len(layers) == len(keep):
-        document = _prune({str(layer): ids for layer, ids in zip(layers, keep, strict=True)})
+        named = [str(layer) for layer in layers]
+        if len(set(named)) < len(named):
+            raise Unread("a layer that stands in layers twice")
+        document = _prune(dict(zip(named, keep, strict=True)))
     else:
         document = _prune(_by_position(keep, "keep"))
     if any(isinstance(ids, list) and len(ids) != value.get("k") for ids in _lists(document)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mone_ref.checkpoint import dtypes, header
+from mone_ref.checkpoint.opening import open_regular
 from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan
@@ -24,6 +26,18 @@ from mone_ref.strict_json import child
 
 Scores = dict[str, list[float]]
 """Layer key -> one score per logical expert."""
+
+
+UNPACKING = (
+    ValueError,
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What a broken, encrypted or lying archive raises in zipfile and numpy."""
 
 
 def targets(structure: Structure, with_mtp: bool) -> dict[str, MoeLayer]:
@@ -107,14 +121,28 @@ def _load(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return _safetensors(path)
     if path.suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return {key: arrays[key].tolist() for key in arrays.files}
-        except (ValueError, zipfile.BadZipFile) as error:
-            raise Unread(f"no npz file: {show(str(error))}") from None
-    value = plan.load(path.read_bytes())
+        return _npz(path)
+    value = plan.load(plan.contents(path))
     is_lines = isinstance(value, list) and all(isinstance(line, dict) for line in value)
     return _from_orders(value) if is_lines else value
+
+
+def _npz(path: Path) -> dict[str, Any]:
+    """Arrays by name; sizes are looked at before anything is unpacked."""
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            if sum(member.file_size for member in archive.infolist()) > plan.MAX_BYTES:
+                raise Unread(f"more than {plan.MAX_BYTES} bytes when unpacked")
+            return {name.removesuffix(".npy"): _array(archive, name) for name in archive.namelist()}
+    except Unread:
+        raise
+    except UNPACKING as error:
+        raise Unread(f"no npz file: {show(str(error))}") from None
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> Any:
+    with archive.open(name) as member:
+        return np.lib.format.read_array(member, allow_pickle=False).tolist()
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
@@ -127,6 +155,8 @@ def _safetensors(path: Path) -> dict[str, Any]:
         for entry in read.entries:
             if entry.dtype not in dtypes.FLOATS:
                 raise Unread(f"dtype {show(entry.dtype)} of {show(entry.name)}")
+            if len(entry.shape) > 2 or not entry.size:
+                raise Unread(f"shape {show(list(entry.shape))} of {show(entry.name)}")
             file.seek(entry.begin)
             data = dtypes.decode(file.read(entry.size), entry.dtype)
             values[entry.name] = data.reshape(entry.shape).tolist()
@@ -174,8 +204,15 @@ def _score_problems(
         if not numbers or len(scores) != experts:
             text = f"{len(scores)} numbers" if numbers else show(scores)
             yield _problem(Code.PLAN_SCORES, where, text, f"{experts} numbers", file)
-        elif not all(map(math.isfinite, scores)):
+        elif not all(map(_is_finite, scores)):
             yield _problem(Code.PLAN_SCORES, where, "NaN or infinity", "finite scores", file)
+
+
+def _is_finite(score: float) -> bool:
+    try:
+        return math.isfinite(score)
+    except OverflowError:  # an integer beyond float64
+        return False
 
 
 def check_keep(structure: Structure, keep: int) -> None:
