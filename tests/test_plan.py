@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from small_moe import per_expert
 from typer.testing import CliRunner
 
+from mone_ref.checkpoint.findings import MOST
 from mone_ref.cli import application
 from mone_ref.errors import Code, Rejected
 from mone_ref.rewrite import plan, ranking, structure
@@ -90,6 +91,11 @@ def test_every_wrong_field_is_told_by_its_path(changes: dict[str, Any], where: s
 def test_all_problems_at_once() -> None:
     wrong = {"version": 1, "kind": "prune", "layers": {"0": {"keep": [-1]}, "1": {"keep": [-2]}}}
     assert len(problems(wrong)) == 2
+
+
+def test_a_long_list_of_wrong_ids_is_cut() -> None:
+    wrong = {"version": 1, "kind": "prune", "layers": {"0": {"keep": ["x"] * 5000}}}
+    assert len(problems(wrong)) == MOST + 1
 
 
 @pytest.mark.parametrize(

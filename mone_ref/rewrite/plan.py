@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, reduce
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import jsonschema
 import yaml
 
 from mone_ref import strict_json
+from mone_ref.checkpoint.findings import MOST, most
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan_dialects
@@ -123,7 +125,7 @@ def from_document(document: Any, directory: Path, file: str = "plan") -> Plan:
 
     Raises ``Rejected`` with every problem.
     """
-    problems = list(_shape_problems(document, file))
+    problems = list(most(_shape_problems(document, file)))
     if problems:
         raise Rejected(problems)
     constants = document.get("constants")
@@ -243,7 +245,8 @@ def _refuse_beyond_json(text: str) -> None:
 
 def _shape_problems(document: Any, file: str) -> Iterator[Problem]:
     """What the schema says, and that integers are no floats (JSON Schema takes 1.0 for 1)."""
-    for error in sorted(_validator().iter_errors(document), key=lambda error: error.json_path):
+    errors = islice(_validator().iter_errors(document), MOST + 1)
+    for error in sorted(errors, key=lambda error: error.json_path):
         schema: Any = error.schema
         where = reduce(child, error.absolute_path, ROOT)
         expected = schema.get("description", error.message)
