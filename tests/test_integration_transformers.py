@@ -41,7 +41,7 @@ CERTIFIED = [
     (fixture, dtype)
     for fixture in SUBSTITUTED
     for dtype in golden.read(ROOT / fixture / "golden.safetensors").compute_types
-    if dtype != "tf32"  # no CPU computes in it
+    if dtype in ("float32", "bfloat16", "float16")  # no CPU computes in TF32, no rank is split
 ]
 
 transformers.utils.logging.disable_progress_bar()

@@ -253,7 +253,7 @@ def test_the_summary_names_what_is_wrong(made):
     for words in (
         "3 of 4 killed; 3 of 4 without layer access (all faults)",
         "SURVIVOR     unseen (update, UPD-1): It is wrong.",
-        "NOT EQUAL    false-reason: update/",
+        f"NOT EQUAL    false-reason: {found.kills(FALSE_REASON)[0].case}",
         "NOT REACHED  unreached: no case calls mone_ref.precision.round_to_tf32",
         "breaks down  raises: killed as errored only",
         "no fault     UPD-5: NO REASON GIVEN",
