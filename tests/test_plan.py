@@ -241,6 +241,13 @@ def test_scores_in_every_format(source: Path, tmp_path: Path, form: str) -> None
     assert ranking.read(path, structure.read(source)) == scores
 
 
+def test_one_line_of_ordered_ids_is_no_object_of_scores(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "order.jsonl"
+    path.write_text('{"0": [5, 4, 3, 2, 1, 0], "1": [1, 0, 2, 3, 4, 5]}\n')
+    read = ranking.read(path, structure.read(source))
+    assert read == {"0": [1, 2, 3, 4, 5, 6], "1": [5, 6, 4, 3, 2, 1]}
+
+
 @pytest.mark.parametrize(
     ("value", "code"),
     [

@@ -123,6 +123,8 @@ def _load(path: Path) -> Any:
     if path.suffix == ".npz":
         return _npz(path)
     value = plan.load(plan.contents(path))
+    if path.suffix == ".jsonl" and isinstance(value, dict):
+        value = [value]  # one line: ids in their order, which would pass for scores
     is_lines = isinstance(value, list) and all(isinstance(line, dict) for line in value)
     return _from_orders(value) if is_lines else value
 
