@@ -12,7 +12,7 @@ import pytest
 import rewriting
 
 from mone_ref.errors import Code, Rejected
-from mone_ref.rewrite import copying, output_file, writer
+from mone_ref.rewrite import copying, journal, output_file, writer
 from mone_ref.rewrite.blueprint import Blueprint, OutputShard, OutputTensor, Piece
 from mone_ref.rewrite.copying import BUFFER
 from mone_ref.rewrite.output_file import OutputFile
@@ -152,3 +152,10 @@ def test_paths_that_are_too_long(tmp_path: Path, json: list[str]) -> None:
     plan, path = rewriting.plan(tmp_path / "plan.json"), "/".join(["o" * 200] * 30)
     assert rewriting.run("rewrite", source, "--plan", plan, "--out", path, *json)[0] == 1
     assert rewriting.run("verify", path, "--against", source, *json)[0] == 2
+
+
+@pytest.mark.parametrize("state", [[1], [1, 2, 3, 4], 1, ["a", "b", "c"], None])
+def test_a_broken_journal_is_none(state: object, tmp_path: Path) -> None:
+    document = {"identity": "0", "states": {"a": state}, "finished": {}}
+    (tmp_path / journal.NAME).write_text(json.dumps(document))
+    assert journal.load(tmp_path) is None

@@ -35,7 +35,11 @@ def load(directory: Path) -> Journal | None:
         finished = {
             name: (int(size), str(sha)) for name, (size, sha) in document["finished"].items()
         }
-        return Journal(str(document["identity"]), dict(document["states"]), finished)
+        states = {
+            path: [int(size), int(changed), int(inode)]
+            for path, (size, changed, inode) in document["states"].items()
+        }
+        return Journal(str(document["identity"]), states, finished)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
