@@ -12,14 +12,12 @@ import typer
 from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems, progress
 from mone_ref.cli.problems import gigabytes
-from mone_ref.errors import Code, Problem, Rejected
+from mone_ref.errors import Problem, Rejected
 from mone_ref.rewrite import convert, make, manifest, plan, verify
 from mone_ref.rewrite.blueprint import Blueprint
 from mone_ref.rewrite.make import Made
 from mone_ref.rewrite.shard_check import require_readable
 from mone_ref.rewrite.verify import Verified
-
-NO_INPUT = (Code.NOT_A_CHECKPOINT, Code.PLAN_FILE)
 
 
 def register(parent: typer.Typer) -> None:
