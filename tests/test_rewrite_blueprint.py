@@ -100,9 +100,10 @@ def test_d03_other_gates_are_no_routers(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tensor_with_one_row_per_expert_stops_a_prune(tmp_path: Path) -> None:
-    tensors = {**per_expert(), **small_moe.named({"model.layers.0.mlp.temperature": [6]})}
-    source = small_moe.write(tmp_path / "in", tensors)
-    assert codes(source, prune(KEEP)) == [Code.CANNOT_CUT]
+    for name, shape in (("rows", [6]), ("columns", [1, 6])):
+        tensors = {**per_expert(), **small_moe.named({"model.layers.0.mlp.temperature": shape})}
+        source = small_moe.write(tmp_path / name, tensors)
+        assert codes(source, prune(KEEP)) == [Code.CANNOT_CUT]
 
 
 def test_w6_fused_experts_are_cut_with_their_companions(tmp_path: Path) -> None:
@@ -152,6 +153,31 @@ def test_e01_e03_w7_counts_in_every_holder(tmp_path: Path) -> None:
     assert result["quantization_config"] == {"num_experts": 6}
 
 
+def test_layers_without_experts_keep_their_0_in_a_list(tmp_path: Path) -> None:
+    counts = {"num_experts": [0, 6, 6], "num_experts_per_tok": [None, 2, 2]}
+    config = small_moe.config(num_hidden_layers=3, **counts)
+    source = small_moe.write(tmp_path / "in", per_expert((1, 2)), config)
+    result = document(made(source, prune({"1": [0, 2, 5], "2": [1, 2, 3]}, top_k=1)))
+    assert result["num_experts"] == [0, 3, 3]
+    assert result["num_experts_per_tok"] == [None, 1, 1]
+
+
+def test_a_count_that_would_stay_stops_a_prune(tmp_path: Path) -> None:
+    unknown = small_moe.config(n_experts=6)
+    del unknown["num_experts"]
+    block = {"n_routed_experts": 6, "num_experts_per_tok": 2}
+    in_list = small_moe.config(block_configs=[{"type": "attention"}, block])
+    for name, config, where in (
+        ("unknown", unknown, "$.num_experts"),
+        ("list", in_list, "$.block_configs[1].n_routed_experts"),
+    ):
+        source = small_moe.write(tmp_path / name, per_expert(), config)
+        outcome = make.blueprint(source, prune(KEEP))
+        assert outcome.blueprint is None
+        found = [(problem.code, problem.where) for problem in outcome.problems]
+        assert found == [(Code.MODEL_FIELD, where)]
+
+
 def test_e12_what_is_stored_is_copied_whatever_tying_says(tmp_path: Path) -> None:
     source = small_moe.write(
         tmp_path / "in", per_expert(), small_moe.config(tie_word_embeddings=True)
@@ -164,10 +190,9 @@ def test_e12_what_is_stored_is_copied_whatever_tying_says(tmp_path: Path) -> Non
 # -- MTP layers
 
 
-def mtp_model(tmp_path: Path) -> Path:
+def mtp_model(tmp_path: Path, key: str = "num_nextn_predict_layers") -> Path:
     tensors = per_expert((0, 1, 2))
-    document_ = small_moe.config(num_nextn_predict_layers=1)
-    return small_moe.write(tmp_path / "in", tensors, document_)
+    return small_moe.write(tmp_path / "in", tensors, small_moe.config(**{key: 1}))
 
 
 def test_w5_an_mtp_layer_needs_a_policy(tmp_path: Path) -> None:
@@ -188,6 +213,22 @@ def test_mtp_keep_drop_and_prune(tmp_path: Path) -> None:
     assert contents(pruned)[gate][0] == (3, HIDDEN)
     assert codes(source, prune(KEEP, mtp="prune")) == [Code.MTP_POLICY]
     assert codes(source, prune({**KEEP, "2": [0, 1, 5]}, mtp="drop")) == [Code.MTP_POLICY]
+
+
+@pytest.mark.parametrize("key", ["mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers"])
+def test_no_mtp_layer_is_counted_after_a_drop(key: str, tmp_path: Path) -> None:
+    dropped = made(mtp_model(tmp_path, key), prune(KEEP, mtp="drop"))
+    assert document(dropped)[key] == 0
+
+
+def test_layers_of_an_encoder_do_not_end_the_decoder(tmp_path: Path) -> None:
+    """Its layers past the encoder's last would be MTP layers, and dropped."""
+    text = small_moe.config()
+    config = {"model_type": "some_vl", "vit_config": {"num_hidden_layers": 1}, "llm_config": text}
+    source = small_moe.write(tmp_path / "in", per_expert(), config)
+    outcome = make.blueprint(source, prune(KEEP, mtp="drop"))
+    assert outcome.blueprint
+    assert "model.layers.1.mlp.gate.weight" in contents(outcome.blueprint)
 
 
 def test_an_mtp_stack_of_its_own_is_named_by_its_path(tmp_path: Path) -> None:

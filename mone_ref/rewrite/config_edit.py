@@ -25,7 +25,8 @@ def encode(document: Mapping[str, Any]) -> bytes:
 def with_counts(document: Mapping[str, Any], count: int, top_k: int | None) -> Document:
     """Another number of experts, and of routes, under every name and in every holder (E01-E03).
 
-    A list with one number per layer stays a list. ``top_k`` None leaves the routes alone.
+    A list with one number per layer stays a list, with 0 or null for layers without experts.
+    ``top_k`` None leaves the routes alone.
     """
 
     def edit(holder: Document) -> None:
@@ -127,6 +128,6 @@ def _edited(document: Mapping[str, Any], edit: Callable[[Document], None]) -> Do
 def _replace(holder: Document, key: str, number: int) -> None:
     value = holder.get(key)
     if isinstance(value, list):
-        holder[key] = [number for _ in value]
+        holder[key] = [number if before else before for before in value]
     elif value is not None:
         holder[key] = number

@@ -11,13 +11,17 @@ from collections.abc import Iterator
 from mone_ref.checkpoint import TensorEntry
 from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.checkpoint.text import some
+from mone_ref.config import FILE
 from mone_ref.errors import Code, Phase, Problem, Severity, show
+from mone_ref.fields import ROOT
 from mone_ref.rewrite import config_edit, cut, names
 from mone_ref.rewrite.blueprint import OutputTensor
 from mone_ref.rewrite.config_edit import Document
 from mone_ref.rewrite.decisions import Choice, Decisions
 from mone_ref.rewrite.plan import Mtp, Plan
+from mone_ref.rewrite.settings import COUNT_KEYS, TOP_K_KEYS
 from mone_ref.rewrite.structure import Structure
+from mone_ref.strict_json import child
 
 KERNEL_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 576)
 """Expert counts for which vLLM's fused router kernels are built (vLLM issue 50982)."""
@@ -55,9 +59,22 @@ def _rows(structure: Structure, choice: Choice) -> Iterator[tuple[str, list[Outp
 
 
 def problems(structure: Structure, decisions: Decisions) -> Iterator[Problem]:
-    """Tensors that cannot be cut."""
+    """Tensors that cannot be cut, and counts that would stay as they are."""
+    yield from _uncounted(structure, decisions)
     for choice in decisions.choices:
         yield from _uncut(structure, choice)
+
+
+def _uncounted(structure: Structure, decisions: Decisions) -> Iterator[Problem]:
+    """Counts of experts or routes where ``config_edit.with_counts`` does not reach them."""
+    code, settings = Code.MODEL_FIELD, structure.settings
+    listed = settings.find_in_lists((*COUNT_KEYS, *TOP_K_KEYS))
+    if listed:
+        found, expected = show(listed[0].value), "no counts in a list of objects: they would stay"
+        yield Problem(code, Phase.PARSE, listed[0].path, found, expected, FILE)
+    elif decisions.choices and settings.num_experts is None:
+        expected = f"the number of experts under {', '.join(COUNT_KEYS[:3])} or another known name"
+        yield Problem(code, Phase.PARSE, child(ROOT, COUNT_KEYS[0]), "nothing", expected, FILE)
 
 
 def _uncut(structure: Structure, choice: Choice) -> Iterator[Problem]:
@@ -67,12 +84,16 @@ def _uncut(structure: Structure, choice: Choice) -> Iterator[Problem]:
     for entry in layer.beside:
         if entry.name in tables:
             yield _cannot(structure, entry, "a table of expert ids, which would all change")
-        elif entry.shape[:1] == (experts,) and layer.block != layer.place.path:
+        elif _is_wide(entry, experts) and layer.block != layer.place.path:
             yield _cannot(structure, entry, f"{show(list(entry.shape))} under an unknown name")
     for entry in (*layer.fused, *layer.row_tensors):
         if not cut.has_rows(entry, experts) and (experts in entry.shape or entry.size > 8):
             shape = f"{entry.dtype} {show(list(entry.shape))}"
             yield _cannot(structure, entry, f"{shape}, not {experts} rows of whole bytes")
+
+
+def _is_wide(entry: TensorEntry, experts: int) -> bool:
+    return entry.shape[:1] == (experts,) or entry.shape == (1, experts)
 
 
 def _cannot(structure: Structure, entry: TensorEntry, found: str) -> Problem:

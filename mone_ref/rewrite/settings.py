@@ -32,7 +32,12 @@ TOP_K_KEYS = (
     "moe_top_k",
     "moe_k",
 )
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+MTP_KEYS = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "num_mtp_layers",
+)
 GROUP_KEYS = ("n_group", "num_expert_group")
 CHOSEN_KEYS = ("topk_group",)
 
@@ -71,11 +76,27 @@ class Settings:
             if holder.get(key) is not None
         ]
 
+    def find_in_lists(self, keys: tuple[str, ...]) -> list[Found]:
+        """Likewise, in objects that stand in a list, such as one per layer: no holder is one."""
+        return [
+            Found(child(child(child(path, name), at), key), item[key])
+            for path, holder in self.holders()
+            for name, value in holder.items()
+            if isinstance(value, list) and name not in NOT_MODELS
+            for at, item in enumerate(value)
+            if isinstance(item, dict)
+            for key in keys
+            if item.get(key) is not None
+        ]
+
     def integer(self, *keys: str) -> int | None:
-        """The first integer under one of ``keys``, the text config first."""
+        """The first integer under one of ``keys``: the text config first, then holders that count
+        experts, since an encoder of another name has layers of its own."""
         text = self.document.get(TEXT_CONFIG)
+        holders = [holder for _, holder in self.holders()]
         preferred = [text] if isinstance(text, dict) else []
-        for holder in (*preferred, *(holder for _, holder in self.holders())):
+        counting = [holder for holder in holders if any(map(holder.get, COUNT_KEYS))]
+        for holder in (*preferred, *counting, *holders):
             for key in keys:
                 if type(holder.get(key)) is int:
                     return int(holder[key])
@@ -84,7 +105,7 @@ class Settings:
     @cached_property
     def num_experts(self) -> int | None:
         """Logical experts of a layer, as the config says."""
-        return _first_integer(self.find(COUNT_KEYS))
+        return _first_positive(self.find(COUNT_KEYS))
 
     @cached_property
     def top_k(self) -> int | None:
@@ -137,9 +158,8 @@ def integers(value: object) -> tuple[int, ...]:
     return tuple(item for item in values if type(item) is int)
 
 
-def _first_integer(found: list[Found]) -> int | None:
-    values = [value for one in found for value in integers(one.value)]
-    return values[0] if values else None
+def _first_positive(found: list[Found]) -> int | None:
+    return next((value for one in found for value in integers(one.value) if value), None)
 
 
 def _holders(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
