@@ -12,7 +12,7 @@ import pytest
 import rewriting
 
 from mone_ref.errors import Code, Rejected
-from mone_ref.rewrite import copying, journal, output_file, writer
+from mone_ref.rewrite import copying, journal, make, output_file, plan, writer
 from mone_ref.rewrite.blueprint import Blueprint, OutputShard, OutputTensor, Piece
 from mone_ref.rewrite.copying import BUFFER
 from mone_ref.rewrite.output_file import OutputFile
@@ -159,3 +159,35 @@ def test_a_broken_journal_is_none(state: object, tmp_path: Path) -> None:
     document = {"identity": "0", "states": {"a": state}, "finished": {}}
     (tmp_path / journal.NAME).write_text(json.dumps(document))
     assert journal.load(tmp_path) is None
+
+
+def test_a_rewrite_goes_on_however_its_source_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewriting.checkpoint(tmp_path / "in")
+    chosen = plan.read(rewriting.plan(tmp_path / "plan.json"))
+    begun: list[int] = []
+
+    def stop_at_the_second_file(size: int) -> None:
+        begun.extend([size] if size == 0 else [])
+        if len(begun) == 2:
+            raise RuntimeError
+
+    first = make.blueprint(tmp_path / "in", chosen).blueprint
+    assert first
+    with pytest.raises(RuntimeError):
+        writer.write(first, tmp_path / "out", advance=stop_at_the_second_file, workers=1)
+    monkeypatch.chdir(tmp_path)
+    second = make.blueprint("in", chosen).blueprint
+    assert second
+    assert len(writer.write(second, Path("out")).resumed) == 1
+
+
+def test_a_link_in_place_of_the_partial_output_is_not_followed(tmp_path: Path) -> None:
+    source = rewriting.checkpoint(tmp_path / "in")
+    before = rewriting.hashes(source)
+    (tmp_path / ".out.partial").symlink_to(source)
+    words = ("--plan", rewriting.plan(tmp_path / "plan.json"), "--out", tmp_path / "out")
+    status, said = rewriting.run("rewrite", source, *words, "--restart")
+    assert (status, "OUTPUT/write" in said) == (1, True)
+    assert rewriting.hashes(source) == before

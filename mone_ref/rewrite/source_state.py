@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mone_ref.rewrite.output_file import OutputFile
 FIELDS = ("size", "time of change", "inode")
 
 States = Mapping[str, list[int]]
-"""Path -> size in bytes, modification time in ns, inode."""
+"""Real path, however it was spelled -> size in bytes, modification time in ns, inode."""
 
 
 def inputs(blueprint: Blueprint, files: Iterable[OutputFile]) -> list[Path]:
@@ -32,7 +33,7 @@ def look(paths: Iterable[Path]) -> dict[str, list[int]]:
         except OSError as error:
             problems.append(unreadable(str(path), error))
         else:
-            states[str(path)] = [found.st_size, found.st_mtime_ns, found.st_ino]
+            states[os.path.realpath(path)] = [found.st_size, found.st_mtime_ns, found.st_ino]
     if problems:
         raise Rejected(problems)
     return states

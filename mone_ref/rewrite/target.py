@@ -71,7 +71,8 @@ def locked(target: Target) -> Iterator[None]:
     Raises ``Rejected`` (OUTPUT_BUSY), OSError.
     """
     target.partial.mkdir(exist_ok=True)
-    handle = os.open(target.partial, os.O_RDONLY | os.O_DIRECTORY)
+    # Through a link, a restart would empty a directory that is not ours.
+    handle = os.open(target.partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
