@@ -226,6 +226,8 @@ def test_a_substituted_output_is_proven_and_its_constants_are_held(
     assert rewriting.run("rewrite", made / "source", "--plan", plan, "--out", out)[0] == 0
     status, said = rewriting.run("verify", out, *words)
     assert (status, "proven" in said) == (0, True)
+    elsewhere = ("verify", "out", "--against", made / "source", "--plan", "plan.json")
+    assert rewriting.run(*elsewhere, cwd=tmp_path)[0] == 0
     constant = names[0]
     assert constant in header(out / SHARD)[1]
     flip(out, constant, 0)
