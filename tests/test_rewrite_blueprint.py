@@ -99,11 +99,16 @@ def test_d03_other_gates_are_no_routers(tmp_path: Path) -> None:
         assert result[name] == (tuple(shape), data)
 
 
-def test_an_unknown_tensor_with_one_row_per_expert_stops_a_prune(tmp_path: Path) -> None:
-    for name, shape in (("rows", [6]), ("columns", [1, 6])):
-        tensors = {**per_expert(), **small_moe.named({"model.layers.0.mlp.temperature": shape})}
-        source = small_moe.write(tmp_path / name, tensors)
-        assert codes(source, prune(KEEP)) == [Code.CANNOT_CUT]
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("temperature", [6]), ("temperature", [1, 6]), ("gate.e_score_correction_bias", [2, 6])],
+)
+def test_a_tensor_with_an_expert_axis_that_is_not_cut_stops_a_prune(
+    tmp_path: Path, name: str, shape: list[int]
+) -> None:
+    tensors = {**per_expert(), **small_moe.named({f"model.layers.0.mlp.{name}": shape})}
+    source = small_moe.write(tmp_path / "in", tensors)
+    assert codes(source, prune(KEEP)) == [Code.CANNOT_CUT]
 
 
 def test_w6_fused_experts_are_cut_with_their_companions(tmp_path: Path) -> None:

@@ -84,16 +84,13 @@ def _uncut(structure: Structure, choice: Choice) -> Iterator[Problem]:
     for entry in layer.beside:
         if entry.name in tables:
             yield _cannot(structure, entry, "a table of expert ids, which would all change")
-        elif _is_wide(entry, experts) and layer.block != layer.place.path:
-            yield _cannot(structure, entry, f"{show(list(entry.shape))} under an unknown name")
+        elif experts in entry.shape and layer.block != layer.place.path:
+            found = f"{show(list(entry.shape))}, of which one axis may be that of the experts"
+            yield _cannot(structure, entry, found)
     for entry in (*layer.fused, *layer.row_tensors):
         if not cut.has_rows(entry, experts) and (experts in entry.shape or entry.size > 8):
             shape = f"{entry.dtype} {show(list(entry.shape))}"
             yield _cannot(structure, entry, f"{shape}, not {experts} rows of whole bytes")
-
-
-def _is_wide(entry: TensorEntry, experts: int) -> bool:
-    return entry.shape[:1] == (experts,) or entry.shape == (1, experts)
 
 
 def _cannot(structure: Structure, entry: TensorEntry, found: str) -> Problem:
