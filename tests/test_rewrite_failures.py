@@ -15,8 +15,6 @@ import pytest
 import rewriting
 
 ROWS = (rewriting.ROOT / "docs" / "rewrite.md").read_text(encoding="utf-8").splitlines()
-WITHOUT_POWER = ("setpriv", "--bounding-set", "-all") if os.geteuid() == 0 else ()
-"""Root may write everywhere: its process gives that power up before it starts."""
 
 NOTHING, PARTIAL = "nothing", "the partial output"
 
@@ -150,7 +148,7 @@ def test_too_little_space(made: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_directory_that_may_not_be_written(made: Path, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    status, said = rewrite(made, closed / "out", prefix=WITHOUT_POWER)
+    status, said = rewrite(made, closed / "out", prefix=rewriting.WITHOUT_POWER)
     assert "permission denied" in said
     assert list(closed.iterdir()) == []
     holds("no permission", status, said, "OUTPUT/write", NOTHING, "starts anew")
@@ -161,7 +159,7 @@ def test_a_source_that_may_not_be_read(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "source", source)
     shutil.copy(made / "plan.json", tmp_path)
     next(source.glob("*.safetensors")).chmod(0)
-    status, said = rewrite(tmp_path, tmp_path / "out", prefix=WITHOUT_POWER)
+    status, said = rewrite(tmp_path, tmp_path / "out", prefix=rewriting.WITHOUT_POWER)
     assert not (tmp_path / "out").exists()
     assert not partial(tmp_path / "out").exists()
     holds("an unreadable source", status, said, "CHECKPOINT/unreadable", NOTHING, "starts anew")

@@ -191,3 +191,13 @@ def test_a_link_in_place_of_the_partial_output_is_not_followed(tmp_path: Path) -
     status, said = rewriting.run("rewrite", source, *words, "--restart")
     assert (status, "OUTPUT/write" in said) == (1, True)
     assert rewriting.hashes(source) == before
+
+
+def test_a_directory_that_may_not_be_read_is_not_left_out(tmp_path: Path) -> None:
+    source = rewriting.checkpoint(tmp_path / "in")
+    (source / "extra").chmod(0)
+    words = ("--plan", rewriting.plan(tmp_path / "plan.json"), "--out", tmp_path / "out")
+    status, said = rewriting.run("rewrite", source, *words, prefix=rewriting.WITHOUT_POWER)
+    assert (status, "CHECKPOINT/unreadable" in said) == (1, True)
+    assert "extra" in said
+    assert not (tmp_path / "out").exists()

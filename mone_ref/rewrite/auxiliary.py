@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mone_ref.checkpoint import index
-from mone_ref.checkpoint.findings import flaw
+from mone_ref.checkpoint.findings import flaw, unreadable
 from mone_ref.checkpoint.opening import leaves
 from mone_ref.checkpoint.text import some
 from mone_ref.checkpoint.weight_files import PICKLE_SUFFIXES
@@ -21,14 +21,16 @@ INDEX_SUFFIX = ".index.json"
 
 
 def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
-    """Files to copy, relative and sorted, nested ones included; and a note on what is left out.
+    """Files to copy, relative and sorted, nested ones included; and a note on what is left out,
+    or an error (UNREADABLE) for each directory that cannot be looked into.
 
     Left out: weights in any format, weight indexes, hidden files and directories, links that
     leave the checkpoint, linked directories. config.json and a manifest are written anew.
     """
     copied: list[str] = []
     left: list[str] = []
-    for root, directories, files in os.walk(directory):
+    closed: list[OSError] = []
+    for root, directories, files in os.walk(directory, onerror=closed.append):
         here = Path(root)
         left += [_relative(here / name, directory) for name in directories if _is_left(here, name)]
         directories[:] = sorted(name for name in directories if not _is_left(here, name))
@@ -39,7 +41,8 @@ def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
             ):
                 continue
             (copied if _is_copied(here / name, directory) else left).append(relative)
-    return tuple(sorted(copied)), tuple(_omitted(sorted(left)))
+    unread = [unreadable(_relative(Path(error.filename), directory), error) for error in closed]
+    return tuple(sorted(copied)), (*unread, *_omitted(sorted(left)))
 
 
 def _is_copied(path: Path, directory: Path) -> bool:
