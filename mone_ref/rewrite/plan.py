@@ -7,6 +7,7 @@ The shape of the file is ``plan.schema.json``; what it must agree with in the ch
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,7 @@ from mone_ref.strict_json import StrictJsonError, child
 VERSION = 1
 SCHEMA = Path(__file__).with_name("plan.schema.json")
 MAX_BYTES = 64 * 2**20
+DECIMAL = re.compile("-?(?:0|[1-9][0-9]*)", re.ASCII)
 
 
 class Kind(StrEnum):
@@ -187,11 +189,12 @@ def _mapping(loader: Any, node: yaml.MappingNode) -> dict[str, Any]:
     return read
 
 
-def _integer(loader: Any, node: yaml.ScalarNode) -> int:
-    """An integer that can be told in a message: hexadecimal digits have no limit of their own."""
-    value: int = loader.construct_yaml_int(node)
-    str(value)  # raises ValueError
-    return value
+def _integer(_: Any, node: yaml.ScalarNode) -> int:
+    """An integer as JSON writes it: YAML 1.1 would read 010 as 8 and 1:30 as 90."""
+    if not DECIMAL.fullmatch(node.value):
+        line = node.start_mark.line + 1
+        raise Unread(f"the integer {show(node.value)}, which is not decimal, in line {line}")
+    return int(node.value)
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
