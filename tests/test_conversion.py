@@ -626,8 +626,12 @@ def test_an_abandoned_stream_ends_every_thread(large):
 
 def test_a_type_that_torch_has_not_is_refused(tmp_path):
     file = handmade.safetensors({"a": ("F8_E8M0", [1], b"\x80")})
-    handmade.write(tmp_path / "c", {"model.safetensors": file})
-    assert refused(grouped, Checkpoint.open(tmp_path / "c"), []) == [(Code.TENSOR_DTYPE, "'a'")]
+    handmade.write(tmp_path / "c", {"\x1b[31m.safetensors": file})
+    with pytest.raises(Rejected) as caught:
+        grouped(Checkpoint.open(tmp_path / "c"), [])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == (Code.TENSOR_DTYPE, "a")
+    assert str(problem).isprintable()
 
 
 def test_scalars_empty_tensors_and_nan_payloads_keep_their_bytes(tmp_path):

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from mone_ref.checkpoint import Checkpoint
+from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.conversion import plan
 from mone_ref.conversion.converter import WeightConverter
 from mone_ref.conversion.plan import Group, Request
-from mone_ref.errors import Code, Phase, Problem, Rejected, show
+from mone_ref.errors import Code, Rejected, show
 
 LIMIT = 256 * 2**20
 THREADS = 4
@@ -74,8 +75,8 @@ def stored(checkpoint: Checkpoint) -> dict[str, Tensor]:
     if foreign:
         expected = f"one of {', '.join(DTYPES)}"
         raise Rejected(
-            Problem(Code.TENSOR_DTYPE, Phase.LOAD, show(e.name), show(e.dtype), expected, e.file)
-            for e in foreign
+            tensor_problem(Code.TENSOR_DTYPE, checkpoint, one.name, show(one.dtype), expected)
+            for one in foreign
         )
     return {
         name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
