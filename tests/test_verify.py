@@ -188,6 +188,15 @@ def test_a_false_manifest_is_not_believed(made: Path, tmp_path: Path) -> None:
     assert f"OUTPUT/bytes {SHARD}: {EXPERT.format(0)}" in said
 
 
+def test_a_file_that_lies_elsewhere_is_not_proven(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(made / "out", out)
+    (out / SHARD).rename(tmp_path / SHARD)
+    (out / SHARD).symlink_to(tmp_path / SHARD)
+    status, said = rewriting.run("verify", out, "--against", made / "source")
+    assert (status, f"OUTPUT/files {SHARD}: file: found a link out of" in said) == (1, True)
+
+
 def test_another_source_is_another_checkpoint(made: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(made / "source", source)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mone_ref.checkpoint.findings import flaw, unreadable
+from mone_ref.checkpoint.opening import leaves
 from mone_ref.errors import Code, Problem, Rejected, show
 from mone_ref.rewrite import documents, identity, manifest, source_state
 from mone_ref.rewrite.blueprint import Blueprint
@@ -76,7 +77,7 @@ def verify(
 
 
 def _names(directory: Path, wanted: tuple[OutputFile, ...]) -> Iterator[Problem]:
-    """Files too few and too many."""
+    """Files too few and too many, and those that lie elsewhere, where nobody proves them later."""
     planned = {file.name for file in wanted} | {manifest.NAME}
     present = {
         path.relative_to(directory).as_posix()
@@ -87,6 +88,9 @@ def _names(directory: Path, wanted: tuple[OutputFile, ...]) -> Iterator[Problem]
         if not (directory / name).is_file():
             found = "a pipe, a device or a broken link" if name in present else "no such file"
             yield flaw(Code.OUTPUT_FILES, name, "file", found, "the file that is planned")
+        elif leaves(directory / name, directory):
+            found, expected = "a link out of the directory", "a file in the directory"
+            yield flaw(Code.OUTPUT_FILES, name, "file", found, expected)
     for name in sorted(present - planned):
         yield flaw(Code.OUTPUT_FILES, name, "file", "a file", "none of this name")
 
