@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mone_ref import loading
+from mone_ref.errors import show
 from mone_ref.parallel import __main__ as command
 from mone_ref.parallel import model
 from mone_ref.parallel.plan import Plan
@@ -163,14 +164,14 @@ def test_the_command_refuses_with_one_message(capsys):
 
 def test_wrong_usage_is_told_without_a_traceback(tmp_path: Path, capsys):
     asked = [str(OLMOE), "--tokens", "1"]
-    garbage = tmp_path / "garbage"
+    none, garbage = tmp_path / "none", tmp_path / "garbage"
     garbage.write_bytes(b"no safetensors file")
     for words, told in (
         ([str(OLMOE), "--tokens", "900"], "PROMPT/vocabulary --tokens[0]: found 900, expected"),
         ([str(OLMOE), "--tokens", "1,one"], "PROMPT/not-an-id --tokens[1]: found 'one', expected"),
-        ([*asked, "--update", str(tmp_path / "none")], "none': found No such file"),
-        ([*asked, "--update", str(garbage)], f"--update '{garbage}': found Error while"),
-        ([*asked, "--out", str(tmp_path)], f"--out '{tmp_path}': found Error while"),
+        ([*asked, "--update", str(none)], f"--update {show(str(none))}: found No such file"),
+        ([*asked, "--update", str(garbage)], f"--update {show(str(garbage))}: found Error while"),
+        ([*asked, "--out", str(tmp_path)], f"--out {show(str(tmp_path))}: found Error while"),
     ):
         assert command.main(words) == 2
         printed = capsys.readouterr()
