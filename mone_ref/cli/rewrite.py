@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,6 +21,9 @@ from mone_ref.rewrite.make import Made
 from mone_ref.rewrite.writer import Written
 
 NO_INPUT = (Code.NOT_A_CHECKPOINT, Code.PLAN_FILE)
+
+Design = tuple[Made, Mapping[str, Any]]
+"""What to write, and the plan that the manifest tells."""
 
 
 def register(parent: typer.Typer) -> None:
@@ -47,16 +50,34 @@ def rewrite(
     Exits 0 when the output is there (or the plan fits), 1 on errors, 2 when DIR or the plan cannot
     be read, 130 or 143 when interrupted: the same command then goes on.
     """
+
+    def design() -> Design:
+        chosen = plan.read(plan_file)
+        made = make.blueprint(directory, chosen, scan=not dry_run)
+        return made, plan.as_document(chosen)
+
+    carry_out(directory, design, out, restart=restart, dry_run=dry_run, as_json=as_json)
+
+
+def carry_out(
+    directory: Path,
+    design: Callable[[], Design],
+    out: Path | None,
+    *,
+    restart: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> NoReturn:
+    """Make a blueprint, write it unless this is a dry run, tell, and exit with the status."""
     if (out is None) is not dry_run:
         raise typer.BadParameter("one of --out and --dry-run", param_hint="--out")
     made: Made | None = None
     written: Written | None = None
     try:
-        chosen = plan.read(plan_file)
-        made = make.blueprint(directory, chosen, scan=not dry_run)
+        made, said = design()
         found = made.problems
         if out is not None and made.blueprint is not None:
-            written = write(made.blueprint, out, plan.as_document(chosen), restart)
+            written = write(made.blueprint, out, said, restart)
     except Rejected as rejected:
         found = (*made.problems, *rejected.problems) if made else rejected.problems
     except Interrupted as interrupted:
@@ -65,9 +86,8 @@ def rewrite(
     status = exit_status(found)
     expected = forecast(made.structure, made.blueprint) if made and made.blueprint else None
     if as_json:
-        typer.echo(
-            json.dumps(document(directory, found, made, expected, written, status), indent=2)
-        )
+        told = document(directory, found, made, expected, written, status)
+        typer.echo(json.dumps(told, indent=2))
     else:
         for line in lines(directory, found, made, expected):
             typer.echo(line)
