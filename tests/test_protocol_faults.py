@@ -32,7 +32,11 @@ SCORED = "controls/olmoe-approx-plain"
 LAYER = "layer/routes"
 
 
-HELLO = 'import os; os.write(int(os.environ["MONE_REF_WRITE_FD"]), b"hello\\n")'
+# It waits for the first request: a line before that is another fault.
+HELLO = (
+    'import os; os.read(int(os.environ["MONE_REF_READ_FD"]), 1); '
+    'os.write(int(os.environ["MONE_REF_WRITE_FD"]), b"hello\\n")'
+)
 
 
 @pytest.fixture(scope="module")
