@@ -17,7 +17,7 @@ from torch.nn.functional import silu
 
 from mone_ref import backends, layer, loading, substitution
 from mone_ref.backend import LayerSpec, LoadOptions, Refused, Unavailable
-from mone_ref.backends import grouped, grouped_experts
+from mone_ref.backends import grouped, grouped_experts, left_products
 from mone_ref.backends.grouped import GroupedBackend
 from mone_ref.backends.grouped_model import moved
 from mone_ref.backends.reference import DTYPES
@@ -179,6 +179,33 @@ def test_only_retained_routes_are_multiplied(dtype: str, monkeypatch: pytest.Mon
     weights = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.0]])
     session.forward_routed(x, weights, torch.tensor([[0, 1], [1, 3], [2, 0]]))
     assert scheduled == [2, 2]  # tokens 0 and 2, one route each: gate and up, then down
+
+
+@pytest.mark.parametrize("has_operator", [True, False])
+def test_many_rows_in_float32_go_expert_by_expert_where_torch_can(
+    has_operator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiplied: list[int] = []
+    product: Callable[[Tensor, Tensor], Tensor] = left_products.left
+
+    def watched(matrix: Tensor, rows: Tensor) -> Tensor:
+        multiplied.append(len(rows))
+        return product(matrix, rows)
+
+    if not left_products.available():
+        pytest.fail("torch has lost the operator: docs/fast-path.md promises more than it keeps")
+    monkeypatch.setattr(left_products, "left", watched)
+    monkeypatch.setattr(left_products, "available", lambda: has_operator)
+    asked = spec(4, 8, 8, 2, {1, 3}, "float32")
+    named = tensors(asked, torch.Generator().manual_seed(1))
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
+    weights = torch.full((8, 2), 0.5)
+    ids = torch.tensor([[0, 2]] * 3 + [[0, 1]] * 2 + [[1, 3]] * 3)
+    answer = GroupedBackend().build_layer(asked, named).forward_routed(x, weights, ids)
+    assert multiplied == ([5, 5, 3, 3] if has_operator else [])  # gate and up, then down
+
+    exact, allowed = scalar_layer(x, weights, ids, layer.build(asked, named, x.dtype), x.dtype)
+    assert ((answer.double() - exact).abs() <= allowed).all()
 
 
 def test_it_is_known_by_name_and_computes_in_the_dtype_it_is_given() -> None:

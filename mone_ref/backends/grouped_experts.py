@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mone_ref import moe
+from mone_ref.backends import left_products
 from mone_ref.experts import ExpertWeights
 from mone_ref.integrations.substituted_experts import look_up, tables
 from mone_ref.moe import MoeLayer, Record
@@ -111,16 +112,27 @@ def retained_sum(x: Tensor, weights: Tensor, rows: Tensor, grouped: GroupedLayer
     row_of_route = rows.flatten()[routes]  # [N]
     routes = routes[row_of_route.argsort(stable=True)]  # [N], by row
     counts = row_of_route.bincount(minlength=len(grouped.gate_up))  # [R]
-    ends = counts.cumsum(0, dtype=torch.int32)  # [R]
-
-    inputs = widened(x, grouped.gate_up).index_select(0, routes // weights.shape[1])  # [N, H+]
-    gate, up = grouped_product(inputs, grouped.gate_up, ends).chunk(2, dim=1)  # [N, I] each
-    inside = functional.silu(gate, inplace=True).mul_(up)  # [N, I]
-    outputs = grouped_product(widened(inside, grouped.down), grouped.down, ends)  # [N, H]
+    outputs = expert_outputs(x, routes // weights.shape[1], counts, grouped)  # [N, H]
 
     places = torch.empty_like(rows)  # [T, K]
     places.view(-1)[routes] = torch.arange(len(routes), device=routes.device)
-    return sum_by_token(outputs.contiguous(), places, weights, scheduled)
+    return sum_by_token(outputs, places, weights, scheduled)
+
+
+def expert_outputs(x: Tensor, tokens: Tensor, counts: Tensor, grouped: GroupedLayer) -> Tensor:
+    """What the expert of each scheduled route makes of its token: ``[N, H]``.
+
+    ``tokens`` ``[N]`` by physical row; ``counts`` ``[R]``: how many of them each row has.
+    """
+    inner = grouped.gate_up.shape[1] // 2
+    if left_products.pays(x, len(tokens), len(counts)):
+        gate_up, down = grouped.gate_up[..., : x.shape[1]], grouped.down[..., :inner]
+        return left_products.outputs(x, tokens, counts, gate_up, down)
+    ends = counts.cumsum(0, dtype=torch.int32)  # [R]
+    inputs = widened(x, grouped.gate_up).index_select(0, tokens)  # [N, H+]
+    gate, up = grouped_product(inputs, grouped.gate_up, ends).chunk(2, dim=1)  # [N, I] each
+    inside = functional.silu(gate, inplace=True).mul_(up)  # [N, I]
+    return grouped_product(widened(inside, grouped.down), grouped.down, ends).contiguous()
 
 
 def widened(x: Tensor, matrices: Tensor) -> Tensor:
