@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -73,14 +75,35 @@ def refused(call, *args, **kwargs) -> list[tuple[Code, str]]:
 # -- operations
 
 
+def in_torch(operation, parts: list[torch.Tensor]) -> torch.Tensor:
+    """What an operation is, in torch's own words."""
+    if isinstance(operation, MergeModulelist):
+        return torch.stack(parts, operation.dim)
+    if isinstance(operation, Interleave):
+        return torch.stack(parts, operation.dim + 1).flatten(operation.dim, operation.dim + 1)
+    return torch.cat(parts, operation.dim)
+
+
+def joined(converter: WeightConverter, cells: list[list[torch.Tensor]]) -> torch.Tensor:
+    """The whole of a converter, step by step in torch's own words."""
+    for step in converter.joins:
+        if isinstance(step, Transpose):
+            cells = [[cell.transpose(step.first, step.second) for cell in row] for row in cells]
+        elif step.across_patterns:
+            cells = [[in_torch(step, list(column)) for column in zip(*cells, strict=True)]]
+        else:
+            cells = [[in_torch(step, row)] for row in cells]
+    return cells[0][0]
+
+
 def test_each_operation_on_values_written_out():
     a, b = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6], [7, 8]])
-    assert MergeModulelist(0).join([a, b]).tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
-    assert MergeModulelist(1).join([a, b]).tolist() == [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
-    assert Concatenate(0).join([a, b]).tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
-    assert Concatenate(1).join([a, b]).tolist() == [[1, 2, 5, 6], [3, 4, 7, 8]]
-    assert Interleave(0).join([a, b]).tolist() == [[1, 2], [5, 6], [3, 4], [7, 8]]
-    assert Interleave(1).join([a, b]).tolist() == [[1, 5, 2, 6], [3, 7, 4, 8]]
+    assert in_torch(MergeModulelist(0), [a, b]).tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    assert in_torch(MergeModulelist(1), [a, b]).tolist() == [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
+    assert in_torch(Concatenate(0), [a, b]).tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert in_torch(Concatenate(1), [a, b]).tolist() == [[1, 2, 5, 6], [3, 4, 7, 8]]
+    assert in_torch(Interleave(0), [a, b]).tolist() == [[1, 2], [5, 6], [3, 4], [7, 8]]
+    assert in_torch(Interleave(1), [a, b]).tolist() == [[1, 5, 2, 6], [3, 7, 4, 8]]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +131,56 @@ def test_views_of_the_whole_are_the_parts_that_were_joined(shape, count, data):
     dim = data.draw(st.integers(0, len(shape) - 1))
     parts = [counted(*shape, start=1000 * i) for i in range(count)]
     for join in (MergeModulelist(dim), Concatenate(dim), Interleave(dim)):
-        whole = join.join(parts)
+        whole = in_torch(join, parts)
+        assert join.shape([tuple(part.shape) for part in parts]) == tuple(whole.shape)
         views = join.split(whole, count)
         assert all(torch.equal(view, part) for view, part in zip(views, parts, strict=True))
         assert all(view.data_ptr() - whole.data_ptr() < whole.nbytes for view in views)
     uneven = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     parts = [torch.rand([*shape[:dim], size, *shape[dim + 1 :]]) for size in uneven]
     join = Concatenate(dim, tuple(uneven))
-    views = join.split(join.join(parts), len(uneven))
+    whole = in_torch(join, parts)
+    assert join.shape([tuple(part.shape) for part in parts]) == tuple(whole.shape)
+    views = join.split(whole, len(uneven))
     assert all(torch.equal(view, part) for view, part in zip(views, parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes"),
+    [
+        (MergeModulelist(0), [(2, 3), (3, 3)]),
+        (MergeModulelist(3), [(2, 3), (2, 3)]),
+        (Concatenate(0), [(2, 3), (2, 4)]),
+        (Concatenate(0), [(2, 3), (4, 3)]),  # of equal size unless sizes are told
+        (Concatenate(0, (2, 5)), [(2, 3), (4, 3)]),
+        (Concatenate(2), [(2, 3), (2, 3)]),
+        (Interleave(1), [(2, 3), (2, 4)]),
+        (Interleave(2), [(2, 3), (2, 3)]),
+    ],
+)
+def test_parts_that_do_not_fit_together(operation, shapes):
+    with pytest.raises(ValueError, match="do not fit together"):
+        operation.shape(shapes)
+
+
+def test_a_transpose_needs_both_axes():
+    assert Transpose(0, 2).shape((2, 3, 4)) == (4, 3, 2)
+    with pytest.raises(ValueError, match="too few axes"):
+        Transpose(0, 2).shape((2, 3))
+
+
+def test_a_plan_does_not_import_the_compiler_of_torch():
+    """Operations on meta tensors do, in Python of their own: more than a second of a load."""
+    program = (
+        "import sys, torch; from mone_ref.conversion import *;"
+        "from mone_ref.conversion import plan;"
+        "part = torch.empty(2, 3, device='meta');"
+        "rule = WeightConverter(['{e}.a', '{e}.b'], ['all'], [MergeModulelist(), Concatenate(1)]);"
+        "groups = plan.make({f'{i}.{n}': part for i in range(2) for n in 'ab'}, [rule], Request());"
+        "groups[0].reverse; print(groups[0].shape, 'sympy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(2, 4, 3) False\n", "")
 
 
 def test_an_axis_of_size_one_survives_a_split():
@@ -163,7 +227,7 @@ def test_a_pipeline_there_and_back_gives_the_same_bytes_names_and_dtypes(steps, 
     for group in groups:  # by the joins in torch's own words
         cells = [[stored[name] for name in row] for row in group.sources]
         (name,) = {name for row in group.targets for name in row}
-        assert torch.equal(bytes_of(made[name]), bytes_of(converter.whole(cells)))
+        assert torch.equal(bytes_of(made[name]), bytes_of(joined(converter, cells)))
     for reverse in (
         [group.reverse for group in groups],
         plan.make(made, [converter.reverse], Request()),

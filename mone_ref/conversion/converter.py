@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mone_ref.conversion import operations
-from mone_ref.conversion.operations import Grid, Join, MergeModulelist, Operation, Split, Transpose
+from mone_ref.conversion.operations import (
+    Grid,
+    Join,
+    MergeModulelist,
+    Operation,
+    Shape,
+    Shapes,
+    Split,
+    Transpose,
+)
 from mone_ref.conversion.patterns import Pattern
 
 
@@ -51,11 +60,8 @@ class WeightConverter:
         sources, targets = ([pattern.text for pattern in p] for p in (self.sources, self.targets))
         return WeightConverter(targets, sources, [step.reverse for step in reversed(self.steps)])
 
-    def whole(self, sources: Grid) -> Tensor:
-        """The joined tensor, computed; on the meta device only its shape.
-
-        Raises RuntimeError, IndexError or ValueError where the shapes do not fit.
-        """
+    def shape(self, sources: Shapes) -> Shape:
+        """That of the whole. Raises ValueError where those of the sources do not fit."""
         for step in self.joins:
             sources = operations.joined(sources, step)
         return sources[0][0]

@@ -22,9 +22,10 @@ from mone_ref.conversion.operations import (
     Deinterleave,
     MergeModulelist,
     Operation,
+    Shape,
     Transpose,
 )
-from mone_ref.conversion.plan import Group, Request, Shape
+from mone_ref.conversion.plan import Group, Request
 from mone_ref.errors import Code, Problem, Rejected
 from mone_ref.families import Family
 from mone_ref.tensor_names import GATE_UP, expert_tensor

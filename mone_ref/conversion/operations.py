@@ -1,9 +1,9 @@
-"""Reversible operations between parts and a whole, each as a join and as views.
+"""Reversible operations between parts and a whole, each as a shape and as views.
 
-A *join* makes one tensor of several and defines the operation in torch's own words;
-``split`` is its inverse and moves nothing: it gives the views of the whole in which the
-parts lie. That is all a loader needs: it allocates the whole and reads every part straight
-into its view, so the parts themselves never exist.
+A *join* makes one tensor of several. ``shape`` tells that of the whole; ``split`` gives the
+views of the whole in which the parts lie, and moves nothing. That is all a loader needs: it
+allocates the whole and reads every part straight into its view, so the parts themselves never
+exist.
 
 Parts form a grid, one row per pattern and one column per index. ``MergeModulelist`` joins
 along a row, the experts of one projection; ``Concatenate`` and ``Interleave`` join along a
@@ -20,8 +20,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+Shape = tuple[int, ...]
 Grid = list[list[Tensor]]
 """Tensors ``[pattern][index]``."""
+Shapes = list[list[Shape]]
+"""Their shapes, likewise."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class Join(ABC):
         return Split(self)
 
     @abstractmethod
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole."""
+    def shape(self, parts: Sequence[Shape]) -> Shape:
+        """That of the whole. Raises ValueError where the parts do not fit together."""
 
     @abstractmethod
     def split(self, whole: Tensor, count: int) -> list[Tensor]:
@@ -55,9 +58,10 @@ class MergeModulelist(Join):
 
     across_patterns: ClassVar[bool] = False
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
+    def shape(self, parts: Sequence[Shape]) -> Shape:
         """``n`` tensors -> one with a new axis of ``n``."""
-        return torch.stack(list(parts), self.dim)
+        part = _same(parts, self.dim)
+        return (*part[: self.dim], len(parts), *part[self.dim :])
 
     def split(self, whole: Tensor, count: int) -> list[Tensor]:
         """One view per index; the axis goes, all others stay, those of size 1 too."""
@@ -73,9 +77,12 @@ class Concatenate(Join):
 
     sizes: tuple[int, ...] = ()
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
+    def shape(self, parts: Sequence[Shape]) -> Shape:
         """Parts -> their concatenation."""
-        return torch.cat(list(parts), self.dim)
+        part = _same([_resized(part, self.dim, 0) for part in parts])
+        lengths = tuple(part[self.dim] for part in parts)
+        _same([(length,) for length in lengths] if not self.sizes else [lengths, self.sizes])
+        return _resized(part, self.dim, sum(lengths))
 
     def split(self, whole: Tensor, count: int) -> list[Tensor]:
         """Consecutive slices."""
@@ -87,9 +94,10 @@ class Concatenate(Join):
 class Interleave(Join):
     """Take one slice of each pattern in turn: gate 0, up 0, gate 1, up 1, ..."""
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
+    def shape(self, parts: Sequence[Shape]) -> Shape:
         """Equal parts -> one that alternates between them."""
-        return torch.stack(list(parts), self.dim + 1).flatten(self.dim, self.dim + 1)
+        part = _same(parts, self.dim + 1)
+        return _resized(part, self.dim, len(parts) * part[self.dim])
 
     def split(self, whole: Tensor, count: int) -> list[Tensor]:
         """Every ``count``-th slice, from each start."""
@@ -132,23 +140,33 @@ class Transpose:
         """Itself."""
         return self
 
+    def shape(self, part: Shape) -> Shape:
+        """With both axes swapped. Raises ValueError where there is no such axis."""
+        axes = list(range(len(part)))
+        try:
+            axes[self.first], axes[self.second] = axes[self.second], axes[self.first]
+        except IndexError:
+            raise ValueError(f"shape {part} has too few axes") from None
+        return tuple(part[axis] for axis in axes)
+
 
 Operation = Join | Split | Transpose
 
 
-def joined(grid: Grid, operation: Join | Transpose) -> Grid:
-    """One step from parts to the whole."""
+def joined(shapes: Shapes, operation: Join | Transpose) -> Shapes:
+    """One step from parts to the whole. Raises ValueError where the parts do not fit."""
     if isinstance(operation, Transpose):
-        return _transposed(grid, operation)
+        return [[operation.shape(shape) for shape in row] for row in shapes]
     if operation.across_patterns:
-        return [[operation.join(column) for column in zip(*grid, strict=True)]]
-    return [[operation.join(row)] for row in grid]
+        return [[operation.shape(column) for column in zip(*shapes, strict=True)]]
+    return [[operation.shape(row)] for row in shapes]
 
 
 def split(grid: Grid, operation: Join | Transpose, count: int) -> Grid:
     """One step from the whole to views of it: ``joined`` undone."""
     if isinstance(operation, Transpose):
-        return _transposed(grid, operation)
+        first, second = operation.first, operation.second
+        return [[cell.transpose(first, second) for cell in row] for row in grid]
     if operation.across_patterns:
         ((*cells,),) = grid
         columns = [operation.split(cell, count) for cell in cells]
@@ -156,8 +174,19 @@ def split(grid: Grid, operation: Join | Transpose, count: int) -> Grid:
     return [operation.split(cell, count) for (cell,) in grid]
 
 
-def _transposed(grid: Grid, operation: Transpose) -> Grid:
-    return [[cell.transpose(operation.first, operation.second) for cell in row] for row in grid]
+def _same(shapes: Sequence[Shape], axes: int = 0) -> Shape:
+    """What all shapes are. Raises ValueError where one differs or has fewer axes."""
+    first, *others = shapes
+    if any(shape != first for shape in others) or len(first) < axes:
+        raise ValueError(f"shapes {list(shapes)} do not fit together")
+    return first
+
+
+def _resized(shape: Shape, dim: int, size: int) -> Shape:
+    """The shape with another size along one axis. Raises ValueError without that axis."""
+    if len(shape) <= dim:
+        raise ValueError(f"parts of shape {shape} do not fit together along axis {dim}")
+    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def _share(whole: Tensor, dim: int, count: int) -> int:

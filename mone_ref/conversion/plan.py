@@ -16,11 +16,10 @@ from torch import Tensor
 from mone_ref.checkpoint.text import plain
 from mone_ref.config import LayerSubstitution
 from mone_ref.conversion.converter import WeightConverter
-from mone_ref.conversion.operations import Grid
+from mone_ref.conversion.operations import Grid, Shape
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
 from mone_ref.precision import FLOATS
 
-Shape = tuple[int, ...]
 Names = tuple[tuple[str, ...], ...]
 """Tensor names ``[pattern][index]``."""
 
@@ -80,7 +79,7 @@ class Group:
         back = self.converter.reverse
         whole = torch.empty(self.shape, dtype=self.dtype, device="meta")
         results = self.converter.results(whole, len(self.targets[0]))
-        shape = tuple(back.whole(results).shape)
+        shape = back.shape([[tuple(result.shape) for result in row] for row in results])
         return Group(back, self.targets, self.sources, shape, self.stored_dtype, self.dtype)
 
 
@@ -161,19 +160,20 @@ def _group(
     sources = _complete(found, request, report)
     if sources is None or not _uniform(sources, stored, request.dtype, report):
         return None
-    cells = [[stored[name].to("meta") for name in row] for row in sources]
-    stored_dtype = cells[0][0].dtype
+    shapes = [[tuple(stored[name].shape) for name in row] for row in sources]
+    stored_dtype = stored[sources[0][0]].dtype
     try:
-        whole = found.converter.whole(cells)
+        shape = found.converter.shape(shapes)
+        whole = torch.empty(shape, dtype=stored_dtype, device="meta")
         results, targets = _results(found, whole, request)
     except (RuntimeError, IndexError, ValueError):
-        shapes = " and ".join(show(list(row[0].shape)) for row in cells)
-        report(Code.TENSOR_SHAPE, sources[0][0], f"shape {shapes}", "shapes that fit together")
+        all_shapes = " and ".join(show(list(row[0])) for row in shapes)
+        report(Code.TENSOR_SHAPE, sources[0][0], f"shape {all_shapes}", "shapes that fit together")
         return None
     for name, result in _named(targets, results).items():
         if request.expected is not None and not _wanted(name, result, sources, request, report):
             return None
-    shape, dtype = tuple(whole.shape), request.dtype or stored_dtype
+    dtype = request.dtype or stored_dtype
     return Group(found.converter, sources, targets, shape, dtype, stored_dtype)
 
 
