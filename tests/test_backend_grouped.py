@@ -265,8 +265,8 @@ def test_attention_makes_every_tensor_on_the_device_of_the_model(name: str, fixt
 def test_the_stacks_are_the_only_copy_of_the_experts(approx: Path) -> None:
     session = GroupedBackend().load(approx, LoadOptions())
     assert isinstance(session, grouped.GroupedSession)
-    for index, stacked in session.grouped.moe.items():
-        held = session.grouped.model.weights.moe_layers[index].experts
+    for index, stacked in session.model.moe.items():
+        held = session.model.model.weights.moe_layers[index].experts
         for part in (held.gate, held.up):
             assert part.untyped_storage().data_ptr() == stacked.gate_up.untyped_storage().data_ptr()
         assert held.down.untyped_storage().data_ptr() == stacked.down.untyped_storage().data_ptr()

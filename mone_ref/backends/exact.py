@@ -10,9 +10,8 @@ from pathlib import Path
 
 from mone_ref import generation
 from mone_ref.backend import Generation, LoadOptions, Scores, Session
-from mone_ref.backends.reference import ReferenceBackend, ReferenceSession
-from mone_ref.backends.reference_ranks import ExactRanksSession, RanksSession
-from mone_ref.fill.exact import exact
+from mone_ref.backends.reference import RanksSession, ReferenceBackend, ReferenceSession
+from mone_ref.fill.exact import exact, exact_ranks
 
 
 class ExactBackend(ReferenceBackend):
@@ -41,3 +40,11 @@ class ExactSession(ReferenceSession):
     def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
         """Each prompt continued alone, in float64."""
         return generation.generate_each(exact(self.model), prompts, steps)
+
+
+class ExactRanksSession(RanksSession):
+    """The same over several ranks."""
+
+    def score(self, prompts: list[list[int]]) -> list[Scores]:
+        """Log-probabilities ``[T, V]`` in float64."""
+        return [Scores(logprobs) for logprobs in exact_ranks(self.model).score(prompts)]

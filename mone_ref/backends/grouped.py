@@ -19,13 +19,13 @@ from mone_ref.backend import (
     LayerSpec,
     LoadOptions,
     Refused,
-    Scores,
     Session,
     Unavailable,
 )
 from mone_ref.backends import grouped_experts
 from mone_ref.backends.grouped_experts import GroupedLayer
 from mone_ref.backends.grouped_model import GroupedModel, moved
+from mone_ref.backends.model_session import ModelSession
 from mone_ref.backends.reference import DTYPES, load_model
 from mone_ref.errors import Code, Phase
 from mone_ref.precision import exact_products, plain
@@ -83,39 +83,8 @@ class GroupedBackend(Backend):
             raise Refused(str(error), phase=Phase.INIT, code=Code.UNSUPPORTED_FEATURE) from error
 
 
-class GroupedSession(Session):
-    """One loaded model."""
-
-    def __init__(self, grouped: GroupedModel) -> None:
-        self.grouped = grouped
-
-    def score(self, prompts: list[list[int]]) -> list[Scores]:
-        """Full log-probabilities ``[T, V]``, all prompts in one batch."""
-        return [Scores(logprobs) for logprobs in self.grouped.score(prompts)]
-
-    def close(self) -> None:
-        """Nothing is held outside the model."""
-
-    def update(self, tensors: Mapping[str, Tensor]) -> None:
-        """Change constants; all or nothing."""
-        self.grouped.model.update(tensors)
-
-    def reload(self, checkpoint: Path) -> None:
-        """Always refused."""
-        self.grouped.model.reload(checkpoint)
-
-    def expert_rows(self) -> dict[int, int]:
-        """Rows of the stacks."""
-        return {index: len(layer.gate_up) for index, layer in self.grouped.moe.items()}
-
-    def trace(self, prompts: list[list[int]]) -> list[dict[str, Tensor]]:
-        """Routes, input and output of every MoE layer, each prompt alone."""
-        traces: list[dict[str, Tensor]] = []
-        for prompt in prompts:
-            trace: dict[str, Tensor] = {}
-            self.grouped.score([prompt], trace.__setitem__)
-            traces.append({name: value.cpu() for name, value in trace.items()})
-        return traces
+class GroupedSession(ModelSession[GroupedModel]):
+    """One loaded model; all prompts are scored in one batch."""
 
 
 class GroupedLayerSession(LayerSession):

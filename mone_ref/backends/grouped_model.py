@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,18 @@ class GroupedModel:
             logits = self.logits(tokens, lengths, record)  # [all T, V]
             logprobs = decoder.log_probabilities(logits, self.model.precision)
             return list(torch.split(logprobs.cpu(), lengths))
+
+    def update(self, tensors: Mapping[str, Tensor]) -> None:
+        """Change constants; all or nothing."""
+        self.model.update(tensors)
+
+    def reload(self, path: str | Path) -> None:
+        """Refuse a layerwise reload (UPD-4)."""
+        self.model.reload(path)
+
+    def expert_rows(self) -> dict[int, int]:
+        """Index of each MoE layer -> rows of its stacks (EXEC-1)."""
+        return {index: len(layer.gate_up) for index, layer in self.moe.items()}
 
     def logits(self, tokens: Tensor, lengths: list[int], record: Record) -> Tensor:
         """``decoder.logits`` of prompts one after the other: ids ``[T]`` -> ``[T, V]``.

@@ -20,11 +20,10 @@ from mone_ref.backend import (
     LayerSpec,
     LoadOptions,
     Refused,
-    Scores,
     Session,
     Unavailable,
 )
-from mone_ref.backends.reference_ranks import RanksSession
+from mone_ref.backends.model_session import ModelSession
 from mone_ref.errors import Code, Phase
 from mone_ref.loading import Model
 from mone_ref.moe import MoeLayer
@@ -107,43 +106,16 @@ def refuse_features(options: LoadOptions) -> None:
         )
 
 
-class ReferenceSession(Session):
-    """One loaded ``mone_ref.Model``."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def score(self, prompts: list[list[int]]) -> list[Scores]:
-        """Full log-probabilities ``[T, V]``, each prompt alone."""
-        return [Scores(logprobs) for logprobs in self.model.score(prompts)]
+class ReferenceSession(ModelSession[Model]):
+    """One loaded ``mone_ref.Model``; each prompt is scored alone."""
 
     def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
         """Each prompt continued alone."""
         return generation.generate_each(self.model, prompts, steps)
 
-    def close(self) -> None:
-        """Nothing is held outside the model."""
 
-    def update(self, tensors: Mapping[str, Tensor]) -> None:
-        """Change constants; all or nothing."""
-        self.model.update(tensors)
-
-    def reload(self, checkpoint: Path) -> None:
-        """Always refused."""
-        self.model.reload(checkpoint)
-
-    def expert_rows(self) -> dict[int, int]:
-        """Rows of the compact weights."""
-        return self.model.expert_rows()
-
-    def trace(self, prompts: list[list[int]]) -> list[dict[str, Tensor]]:
-        """Every recorded intermediate of every MoE layer."""
-        traces: list[dict[str, Tensor]] = []
-        for prompt in prompts:
-            trace: dict[str, Tensor] = {}
-            self.model.score([prompt], trace.__setitem__)
-            traces.append(trace)
-        return traces
+class RanksSession(ModelSession[ParallelModel]):
+    """The same over several ranks, which nothing continues."""
 
 
 class ReferenceLayer(LayerSession):
