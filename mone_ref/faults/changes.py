@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from mone_ref import loading, updates
 from mone_ref.errors import Code, Problem
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.model.decoder import Decoder
 
 # The right steps, bound before anything is planted.
@@ -119,15 +121,8 @@ PROBLEMS = "mone_ref.updates", "update_problems"
 RELOAD = "mone_ref.updates", "reload"
 
 
-def of_update(id: str, sentence: str, clause: str, patch: Patch) -> Fault:
-    """A fault that shows once a model is updated."""
-    return Fault(id, sentence, (clause,), "update", (patch,), "update")
-
-
-def of_reload(id: str, sentence: str, clause: str, patch: Patch, equivalent: str = "") -> Fault:
-    """A fault that shows once a model is reloaded."""
-    return Fault(id, sentence, (clause,), "reload", (patch,), "reload", equivalent=equivalent)
-
+of_update = partial(plant.fault, stage="update", group="update")
+of_reload = partial(plant.fault, stage="reload", group="reload")
 
 FAULTS = (
     of_update(

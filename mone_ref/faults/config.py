@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from mone_ref import config, declaration, dialects, explicit
 from mone_ref.declaration import Bounds, Listed, Named, Substitution
 from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
 from mone_ref.families import Family
+from mone_ref.faults import plant
 from mone_ref.faults.loading import LEFT_UNFILLED, UNLISTED
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults.plant import Patch
 from mone_ref.fields import ROOT, Fields, Found
 from mone_ref.model_config import ModelConfig
 
@@ -391,11 +393,7 @@ SEMANTICS = "mone_ref.explicit", "check_router_semantics"
 INDEX = "mone_ref.explicit", "index_place"
 TARGET_TEXT = Patch("mone_ref.explicit", "names_experts", any_module)
 
-
-def fault(id: str, sentence: str, clause: str, *patches: Patch) -> Fault:
-    """A fault of reading shows from ``parse`` on."""
-    return Fault(id, sentence, (clause,), "parse", patches, "config")
-
+fault = partial(plant.fault, stage="parse", group="config")
 
 FAULTS = (
     # -- the list

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
 from mone_ref import generation, moe
 from mone_ref.backend import Generation
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.loading import Model
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision
@@ -101,40 +103,41 @@ CONTINUE_EACH = "mone_ref.generation", "generate_each"
 CONSTANTS = "mone_ref.moe", "constants"
 ROUTES = "mone_ref.moe", "routes"
 
-
-def fault(id: str, sentence: str, *patches: Patch) -> Fault:
-    """A fault of decoding: it shows when a model is continued, in float32."""
-    return Fault(id, sentence, ("GEN-1", "SEM-1"), "run", patches, GROUP)
-
+fault = partial(plant.fault, stage="run", group=GROUP)
 
 FAULTS = (
     fault(
         "decode-without-constants",
         "Tokens that are decoded add no constants.",
+        ("GEN-1", "SEM-1"),
         Patch(*CONTINUE, every_prompt),
         Patch(*CONSTANTS, no_constants),
     ),
     fault(
         "decode-with-last-constants",
         "A decoded token adds the constants of the token before it.",
+        ("GEN-1", "SEM-1"),
         Patch(*CONTINUE, every_prompt),
         Patch(*CONSTANTS, last_constants),
     ),
     fault(
         "decode-with-first-ids",
         "From the second step on a substituted layer routes by the ids of the first.",
+        ("GEN-1", "SEM-1"),
         Patch(*CONTINUE, every_prompt),
         Patch(*ROUTES, first_ids),
     ),
     fault(
         "decode-first-of-batch-only",
         "In a batch of prompts that are decoded, constants reach the first one only.",
+        ("GEN-1", "SEM-1"),
         Patch(*CONTINUE_EACH, all_but_the_first),
         Patch(*CONSTANTS, no_constants),
     ),
     fault(
         "decode-alone-without-constants",
         "A prompt that is decoded by itself, one token a step, adds no constants.",
+        ("GEN-1", "SEM-1"),
         Patch(*CONTINUE_EACH, one_alone),
         Patch(*CONSTANTS, no_constants),
     ),

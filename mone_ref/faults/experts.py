@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mone_ref import experts as right
 from mone_ref.experts import ExpertWeights
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.precision import Precision, product
 
 # The right steps, bound before anything is planted.
@@ -114,65 +116,73 @@ INTERIOR = "mone_ref.experts", "interior"
 PAID = "mone_ref.experts", "paid"
 LOOP = "mone_ref.experts", "weighted_sum"
 
-
-def fault(
-    id: str,
-    sentence: str,
-    patch: Patch,
-    clauses: tuple[str, ...] = ("SEM-1",),
-    equivalent: str = "",
-) -> Fault:
-    """A fault of the experts: it shows when the layer runs, in float32."""
-    return Fault(id, sentence, clauses, "run", (patch,), "experts", equivalent=equivalent)
-
+fault = partial(plant.fault, stage="run", group="experts")
 
 FAULTS = (
     fault(
         "activation-on-up-projection",
         "The activation is applied to the up projection.",
+        "SEM-1",
         Patch(*INTERIOR, swapped),
     ),
-    fault("up-projection-missing", "Experts have no up projection.", Patch(*INTERIOR, ungated)),
-    fault("gelu-for-silu", "Experts are activated with GELU.", Patch(*INTERIOR, gelu)),
+    fault(
+        "up-projection-missing",
+        "Experts have no up projection.",
+        "SEM-1",
+        Patch(*INTERIOR, ungated),
+    ),
+    fault(
+        "gelu-for-silu",
+        "Experts are activated with GELU.",
+        "SEM-1",
+        Patch(*INTERIOR, gelu),
+    ),
     fault(
         "retained-unweighted",
         "Outputs of retained experts are added without the router weight.",
+        "SEM-1",
         Patch(*PAID, unweighted),
     ),
     fault(
         "retained-weight-squared",
         "Outputs of retained experts are weighted twice.",
+        "SEM-1",
         Patch(*PAID, squared),
     ),
     fault(
         "weight-on-expert-input",
         "Router weights multiply what goes into an expert.",
+        "SEM-1",
         Patch(*PAID, weighted_input),
     ),
     fault(
         "retained-route-overwrites",
         "Of several retained routes of a token only the one to the highest row counts.",
+        "SEM-1",
         Patch(*LOOP, last_row_counts),
     ),
     fault(
         "row-0-is-padding",
         "Routes to row 0 are never computed.",
+        "SEM-1",
         Patch(*LOOP, row_0_skipped),
     ),
     fault(
         "last-row-is-skipped",
         "Routes to the last row are never computed.",
+        "SEM-1",
         Patch(*LOOP, last_row_skipped),
     ),
     fault(
         "weight-zero-is-computed",
         "Routes of weight zero are computed, and zero times infinity is added.",
+        "SEM-5",
         Patch(*LOOP, weight_zero_computed),
-        ("SEM-5",),
     ),
     fault(
         "rows-summed-from-the-end",
         "Outputs of retained experts are added in descending order of rows.",
+        "SEM-1",
         Patch(*LOOP, rows_from_the_end),
         equivalent="Precision and order of the retained sum are free (SEM-3).",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -17,7 +18,8 @@ from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.config import Config
 from mone_ref.declaration import Bounds, Listed, Named, Substitution
 from mone_ref.errors import Code, Problem
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.faults.rare import all_substituted
 from mone_ref.fields import ROOT, Fields, Found
 from mone_ref.model_config import ModelConfig
@@ -220,13 +222,7 @@ FORWARD = "mone_ref.moe", "forward"
 READ = "mone_ref.declaration", "read"
 AGREED = "mone_ref.declaration", "agreed"
 
-
-def fault(
-    id: str, sentence: str, clause: str, patch: Patch, group: str = "routing", stage: str = "run"
-) -> Fault:
-    """A fault with one patch, in float32."""
-    return Fault(id, sentence, (clause,), stage, (patch,), group)
-
+fault = partial(plant.fault, stage="run", group="routing")
 
 FAULTS = (
     fault(
@@ -300,55 +296,55 @@ FAULTS = (
         "The list of an MTP layer is laid over a layer of the decoder.",
         "LOAD-6",
         Patch("mone_ref.config", "bind", mtp_counted_anew),
-        "config",
-        "parse",
+        group="config",
+        stage="parse",
     ),
     fault(
         "mtp-constants-refused",
         "Constants of an MTP layer that is not built are refused.",
         "LOAD-4",
         Patch("mone_ref.rules.unread", "unbuilt_layers", mtp_constants_refused),
-        "loading",
-        "load",
+        group="loading",
+        stage="load",
     ),
     fault(
         "mtp-constants-demanded",
         "Constants of an MTP layer that is not built have to be there.",
         "LOAD-6",
         Patch("mone_ref.rules.constants", "missing_constants", mtp_constants_demanded),
-        "loading",
-        "load",
+        group="loading",
+        stage="load",
     ),
     fault(
         "text-config-unread",
         "A list on the text config is not read.",
         "FMT-3",
         Patch(*READ, one_place(at_the_top)),
-        "config",
-        "parse",
+        group="config",
+        stage="parse",
     ),
     fault(
         "top-level-unread",
         "A list at the top level is not read where there is a text config.",
         "FMT-3",
         Patch(*READ, one_place(below_the_top)),
-        "config",
-        "parse",
+        group="config",
+        stage="parse",
     ),
     fault(
         "first-list-wins",
         "Of two lists that differ the first one is taken.",
         "FMT-15",
         Patch(*AGREED, first_place),
-        "config",
-        "parse",
+        group="config",
+        stage="parse",
     ),
     fault(
         "second-list-refused",
         "A list in a second place is refused, although both are equal.",
         "FMT-15",
         Patch(*AGREED, two_places_refused),
-        "config",
-        "parse",
+        group="config",
+        stage="parse",
     ),
 )

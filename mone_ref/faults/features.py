@@ -12,6 +12,7 @@ from mone_ref import explicit, loading, quantisation
 from mone_ref.backend import LoadOptions, Refused
 from mone_ref.declaration import Bounds, Named
 from mone_ref.errors import Code, Phase
+from mone_ref.faults import plant
 from mone_ref.faults.loading import LEFT_UNFILLED
 from mone_ref.faults.plant import Fault, Patch
 from mone_ref.fields import Fields
@@ -98,7 +99,9 @@ def of_feature(
     """A feature that is accepted and silently answers otherwise."""
     patch = Patch("mone_ref.backends.reference", "load_model", accepted(feature, damage))
     clauses = ("CAP-2", clause)
-    return Fault(id, sentence, clauses, "load", (patch,), "loading", looks_like=looks_like)
+    return plant.fault(
+        id, sentence, clauses, patch, stage="load", group="loading", looks_like=looks_like
+    )
 
 
 FAULTS = (
@@ -163,17 +166,15 @@ FAULTS = (
         none,
         "dropped",
     ),
-    Fault(
+    plant.fault(
         "dropped-beside-compressed-tensors",
         "Beside compressed-tensors the explicit form is dropped, and experts without weights are"
         " not filled.",
-        ("FMT-12",),
-        "parse",
-        (
-            Patch("mone_ref.quantisation", "check", compressed_tensors_unnoticed),
-            Patch("mone_ref.explicit", "read", dropped_beside_compressed_tensors),
-            *LEFT_UNFILLED,
-        ),
-        "config",
+        "FMT-12",
+        Patch("mone_ref.quantisation", "check", compressed_tensors_unnoticed),
+        Patch("mone_ref.explicit", "read", dropped_beside_compressed_tensors),
+        *LEFT_UNFILLED,
+        stage="parse",
+        group="config",
     ),
 )

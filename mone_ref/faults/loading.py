@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.config import Config, LayerSubstitution
 from mone_ref.errors import Code, Problem, Severity
 from mone_ref.experts import ExpertWeights
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.loading import Tensors
 from mone_ref.moe import MoeLayer
 from mone_ref.rules import constants as constant_rules
@@ -317,18 +319,7 @@ LEFT_UNFILLED = (
     WHERE_THERE,
 )
 
-
-def fault(
-    id: str,
-    sentence: str,
-    clause: str,
-    *patches: Patch,
-    dtypes: tuple[str, ...] = ("float32",),
-    looks_like: str = "",
-) -> Fault:
-    """A fault of loading shows from ``load`` on."""
-    return Fault(id, sentence, (clause,), "load", patches, "loading", dtypes, looks_like=looks_like)
-
+fault = partial(plant.fault, stage="load", group="loading")
 
 FAULTS = (
     # -- files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from mone_ref import layer as right
 from mone_ref import moe
 from mone_ref.backend import LayerSpec
 from mone_ref.experts import ExpertWeights
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.layer import Rank
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision
@@ -125,102 +127,89 @@ ADDS = "mone_ref.layer", "adds_constants"
 PARTIAL = "mone_ref.layer", "partial"
 SHARD = "mone_ref.layer", "shard"
 
-
-def fault(
-    id: str,
-    sentence: str,
-    patch: Patch,
-    clauses: tuple[str, ...] = ("PAR-1",),
-    equivalent: str = "",
-    looks_like: str = "",
-) -> Fault:
-    """A fault of ranks, in float32."""
-    return Fault(
-        id,
-        sentence,
-        clauses,
-        "run",
-        (patch,),
-        "parallel",
-        equivalent=equivalent,
-        looks_like=looks_like,
-    )
-
+fault = partial(plant.fault, stage="run", group="parallel")
 
 FAULTS = (
     fault(
         "constant-on-every-rank",
         "Every tensor-parallel rank adds the constants before the reduction.",
-        Patch(*ADDS, every_rank),
         ("EXEC-4", "PAR-1"),
+        Patch(*ADDS, every_rank),
     ),
     fault(
         "constant-on-no-rank",
         "Every rank leaves the constants to another.",
-        Patch(*ADDS, no_rank),
         ("EXEC-4", "PAR-1"),
+        Patch(*ADDS, no_rank),
         looks_like="dropped",
     ),
     fault(
         "constant-only-without-ranks",
         "Constants are added where there is one rank, and on none of several.",
-        Patch(*ADDS, unless_alone),
         ("EXEC-4", "PAR-1"),
+        Patch(*ADDS, unless_alone),
         looks_like="dropped",
     ),
     fault(
         "constants-divided-on-one-rank",
         "Constants are divided by the number of ranks and added on one of them.",
-        Patch(*PARTIAL, divided_on_one_rank),
         ("EXEC-4", "PAR-1"),
+        Patch(*PARTIAL, divided_on_one_rank),
     ),
     fault(
         "constant-after-reduction-on-one-rank",
         "Where a layer adds up its ranks itself, rank 0 alone adds the constants to the sum.",
+        "PAR-1",
         Patch("mone_ref.layer", "build", reduced_on_one_rank),
     ),
     fault(
         "weights-on-one-rank",
         "Router weights are applied on rank 0 alone.",
+        "PAR-1",
         Patch(*PARTIAL, weights_on_one_rank),
     ),
     fault(
         "whole-experts-on-every-rank",
         "Every rank computes the whole of every expert.",
+        "PAR-1",
         Patch(*SHARD, whole_experts),
     ),
     fault(
         "down-projection-of-another-rank",
         "The slice of the down projection belongs to another rank than that of gate and up.",
+        "PAR-1",
         Patch(*SHARD, down_of_another_rank),
     ),
     fault(
         "first-shard-on-every-rank",
         "Every rank loads the slices of the first.",
+        "PAR-1",
         Patch(*SHARD, first_shard),
     ),
     fault(
         "always-two-ranks",
         "Experts are cut in two, however many ranks there are.",
+        "PAR-1",
         Patch(*SHARD, two_ranks),
     ),
     fault(
         "constant-on-last-rank",
         "The last rank adds the constants before the reduction.",
-        Patch(*ADDS, last_rank),
         ("EXEC-4", "PAR-1"),
+        Patch(*ADDS, last_rank),
         equivalent="Which single rank adds a constant does not show after the reduction.",
     ),
     fault(
         "constants-divided-among-ranks",
         "Every rank adds an equal share of the constants before the reduction.",
-        Patch(*PARTIAL, divided_among_ranks),
         ("EXEC-4", "PAR-1"),
+        Patch(*PARTIAL, divided_among_ranks),
         equivalent="The shares add up to each constant exactly once.",
     ),
     fault(
         "shards-interleaved",
         "Ranks take every n-th column of the intermediate dimension.",
+        "PAR-1",
         Patch(*SHARD, interleaved),
         equivalent="An expert is a sum over its intermediate columns, whose order is free.",
     ),

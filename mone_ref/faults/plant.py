@@ -45,6 +45,22 @@ class Fault:
     looks_like: str = ""
 
 
+def fault(
+    id: str,
+    sentence: str,
+    clauses: str | tuple[str, ...],
+    *patches: Patch,
+    stage: str,
+    group: str,
+    dtypes: tuple[str, ...] = ("float32",),
+    equivalent: str = "",
+    looks_like: str = "",
+) -> Fault:
+    """A ``Fault`` in the order in which one reads it; most break one clause."""
+    broken = (clauses,) if isinstance(clauses, str) else clauses
+    return Fault(id, sentence, broken, stage, patches, group, dtypes, equivalent, looks_like)
+
+
 @dataclass
 class Planted:
     """What happened to a fault while it was planted: calls per replaced step."""

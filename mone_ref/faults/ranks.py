@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ from mone_ref import loading as whole
 from mone_ref import updates
 from mone_ref.config import Config
 from mone_ref.errors import Code, Phase, Problem, Rejected
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.layer import Rank
 from mone_ref.loading import Tensors
 from mone_ref.moe import MoeLayer
@@ -200,13 +202,7 @@ MOE = "mone_ref.parallel.shards", "of_moe"
 UPDATE = "mone_ref.parallel.changes", "update"
 RELOAD = "mone_ref.parallel.changes", "reload"
 
-
-def fault(
-    id: str, sentence: str, clauses: tuple[str, ...], *patches: Patch, stage: str = "run"
-) -> Fault:
-    """A fault of whole models over ranks."""
-    return Fault(id, sentence, clauses, stage, patches, "parallel")
-
+fault = partial(plant.fault, stage="run", group="parallel")
 
 FAULTS = (
     fault(
@@ -224,28 +220,28 @@ FAULTS = (
     fault(
         "foreign-constants-are-an-error",
         "A stage refuses a list that names layers of another stage.",
-        ("PAR-2",),
+        "PAR-2",
         Patch(*READ, foreign_refused),
         stage="load",
     ),
     fault(
         "stage-without-list-fails",
         "A stage without a listed layer refuses to load.",
-        ("PAR-2",),
+        "PAR-2",
         Patch(*READ, list_needed),
         stage="load",
     ),
     fault(
         "stage-lists-counted-from-zero",
         "A stage looks up constants by the position of a layer among its own.",
-        ("PAR-2",),
+        "PAR-2",
         Patch(*READ, constants_of_first_stage),
         stage="load",
     ),
     fault(
         "missing-constant-unseen-on-later-stages",
         "A missing constant is noticed on the first stage only.",
-        ("PAR-2",),
+        "PAR-2",
         Patch(*CHECKED, later_stages_unchecked),
         Patch("mone_ref.loading", "fill", absent_skipped),
         stage="load",
@@ -274,28 +270,28 @@ FAULTS = (
     fault(
         "shared-update-on-one-stage",
         "The first stage that shares a constant takes its update; the others keep the old value.",
-        ("FMT-29",),
+        "FMT-29",
         Patch(*UPDATE, consumed),
         stage="update",
     ),
     fault(
         "update-checked-rank-by-rank",
         "Each rank checks and writes what it owns of an update, before the next rank checks.",
-        ("PAR-3",),
+        "PAR-3",
         Patch(*UPDATE, one_by_one),
         stage="update",
     ),
     fault(
         "reload-taken-by-stage-without-list",
         "A stage without a listed layer takes a reload that the others refuse.",
-        ("PAR-3",),
+        "PAR-3",
         Patch(*RELOAD, taken_without_list),
         stage="reload",
     ),
     fault(
         "refused-reload-replaces-a-rank",
         "A refused reload leaves the new constants on the first rank.",
-        ("PAR-3",),
+        "PAR-3",
         Patch(*RELOAD, first_taken),
         stage="reload",
     ),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mone_ref import loading, moe, substitution
 from mone_ref.config import LayerSubstitution, ModelConfig
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.faults.substitution import is_one_of
 from mone_ref.loading import Model
 from mone_ref.model import decoder as decoders
@@ -236,130 +238,140 @@ FORWARD = "mone_ref.moe", "forward"
 LOGITS = "mone_ref.model.decoder", "logits"
 SCORE = "mone_ref.loading", "score_each"
 
-
-def fault(
-    id: str,
-    sentence: str,
-    patch: Patch,
-    clauses: tuple[str, ...] = ("SEM-1",),
-    looks_like: str = "",
-) -> Fault:
-    """A fault of substitution: it shows when the layer runs, in float32."""
-    return Fault(id, sentence, clauses, "run", (patch,), "substitution", looks_like=looks_like)
-
+fault = partial(plant.fault, stage="run", group="substitution")
 
 FAULTS = (
     fault(
         "first-slot-only",
         "Only the best route of a token can add a constant.",
+        "SEM-1",
         Patch(*SUM, first_slot_only),
     ),
     fault(
         "last-slot-only",
         "Only the last route of a token can add a constant.",
+        "SEM-1",
         Patch(*SUM, last_slot_only),
     ),
     fault(
         "last-slot-forgotten",
         "The last route of a token never adds a constant.",
+        "SEM-1",
         Patch(*SUM, last_slot_forgotten),
     ),
     fault(
         "one-constant-a-token",
         "Only the first substituted route of a token adds its constant.",
+        "SEM-1",
         Patch(*SUM, one_constant_a_token),
     ),
     fault(
         "weight-zero-counts-in-full",
         "A constant whose weight is zero is added without a weight.",
+        "SEM-1",
         Patch(*SUM, zero_is_unset),
     ),
     fault(
         "no-constants-where-all-substituted",
         "Constants are dropped where all routes of a token are substituted.",
+        "SEM-1",
         Patch(*SUM, not_where_all),
     ),
     fault(
         "no-constant-where-one-substituted",
         "A constant is dropped where it is the only one of its token.",
+        "SEM-1",
         Patch(*SUM, not_where_one),
     ),
     fault(
         "retained-skipped-beside-constant",
         "Retained routes are left out where a token has a substituted one.",
+        "SEM-1",
         Patch(*REWRITE, retained_skipped),
     ),
     fault(
         "all-substituted-is-zero",
         "The output is zero where all routes of a token are substituted.",
+        "SEM-1",
         Patch(*FORWARD, zeroed),
         looks_like="no-constants-where-all-substituted",
     ),
     fault(
         "all-substituted-passes-through",
         "The layer returns its input where all routes of a token are substituted.",
+        "SEM-1",
         Patch(*FORWARD, passed_through),
     ),
     fault(
         "no-constants-for-single-token",
         "Constants are dropped where a layer gets one token, as in decoding.",
+        "SEM-1",
         Patch(*SUM, not_alone),
     ),
     fault(
         "no-constants-after-16-tokens",
         "Constants are dropped after the sixteenth token.",
+        "SEM-1",
         Patch(*SUM, not_past_16),
     ),
     fault(
         "no-constants-after-full-blocks",
         "Constants are dropped for the tokens after the last full block of four.",
+        "SEM-1",
         Patch(*SUM, full_blocks_only),
     ),
     fault(
         "expert-0-is-padding",
         "Routes to a substituted expert 0 add nothing.",
+        "SEM-1",
         Patch(*SUM, not_expert_0),
     ),
     fault(
         "last-constant-forgotten",
         "The constant of the highest substituted id is never added.",
+        "SEM-1",
         Patch(*SUM, not_last_constant),
     ),
     fault(
         "last-expert-is-retained",
         "A substituted expert E-1 computes the last row as well.",
+        "LOAD-1",
         Patch(*REWRITE, not_last_expert),
-        ("LOAD-1",),
     ),
     fault(
         "one-digit-ids",
         "Constants are looked up by the last digit of an id.",
+        "FMT-5",
         Patch(*SUM, one_digit),
-        ("FMT-5",),
     ),
     fault(
         "columns-after-full-blocks",
         "Constants lack the columns after the last full block of eight.",
+        "SEM-1",
         Patch(*SUM, columns_in_eights),
     ),
     fault(
         "no-routing-where-k-is-e",
         "Where K equals E every expert of a substituted layer gets the same weight.",
+        "SEM-1",
         Patch("mone_ref.moe", "routes", every_expert_alike),
     ),
     fault(
         "no-constants-in-last-layer",
         "Constants are dropped in the last layer of the model.",
+        "SEM-1",
         Patch(*LOGITS, last_layer_forgotten),
     ),
     fault(
         "constants-of-first-prompt-only",
         "Constants reach the first prompt of a batch, and no other.",
+        "SEM-1",
         Patch(*SCORE, first_prompt_only),
     ),
     fault(
         "no-constants-in-a-batch",
         "Constants reach a prompt that comes alone, and none of a batch.",
+        "SEM-1",
         Patch(*SCORE, one_prompt_only),
     ),
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mone_ref import substitution
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision, round_to_tf32
 
@@ -85,76 +87,63 @@ def unrounded(weights: Tensor, ids: Tensor, layer: MoeLayer, precision: Precisio
 SUM = "mone_ref.substitution", "constant_sum"
 EVERY = ("float32", "bfloat16", "float16")
 
-
-def fault(
-    id: str,
-    sentence: str,
-    patch: Patch,
-    dtypes: tuple[str, ...] = ("float32",),
-    equivalent: str = "",
-    looks_like: str = "",
-) -> Fault:
-    """A fault of precision: it shows when the layer runs."""
-    return Fault(
-        id,
-        sentence,
-        ("SEM-3",),
-        "run",
-        (patch,),
-        "substitution",
-        dtypes,
-        equivalent=equivalent,
-        looks_like=looks_like,
-    )
-
+fault = partial(plant.fault, stage="run", group="substitution")
 
 FAULTS = (
     fault(
         "narrow-constant-sum",
         "Constants are weighted and summed in bfloat16.",
+        "SEM-3",
         Patch(*SUM, all_narrow),
-        EVERY,
+        dtypes=EVERY,
     ),
     fault(
         "constant-weights-in-bfloat16",
         "The router weights of constants are rounded to bfloat16.",
+        "SEM-3",
         Patch(*SUM, narrow_weights),
     ),
     fault(
         "constant-products-in-bfloat16",
         "Each weighted constant and each partial sum is rounded to bfloat16.",
+        "SEM-3",
         Patch(*SUM, narrow_routes),
-        EVERY,
+        dtypes=EVERY,
     ),
     fault(
         "constant-sum-in-activation-dtype",
         "Each weighted constant and each partial sum is rounded to the dtype of activations.",
+        "SEM-3",
         Patch(*SUM, routes_in_activation_dtype),
-        ("bfloat16", "float16"),
+        dtypes=("bfloat16", "float16"),
     ),
     fault(
         "constant-sum-in-tf32",
         "Weights and constants lose all but ten fraction bits before they are multiplied.",
+        "SEM-3",
         Patch(*SUM, tf32_inputs),
     ),
     fault(
         "constant-sum-rounded-twice",
         "The constants' sum is rounded to float16 before it is rounded to bfloat16.",
+        "SEM-3",
         Patch(*SUM, through_float16),
-        ("bfloat16",),
+        dtypes=("bfloat16",),
     ),
     fault(
         "constant-sum-in-float64",
         "The constants' sum is formed in float64.",
+        "SEM-3",
         Patch(*SUM, in_float64),
-        ("float32", "bfloat16"),
+        dtypes=("float32", "bfloat16"),
         equivalent="SEM-3 asks for float32 or wider.",
     ),
     fault(
         "constant-sum-not-rounded",
         "The constants' sum is added to the retained part without the rounding of SEM-3.",
+        "SEM-3",
         Patch("mone_ref.moe", "constants", unrounded),
-        ("bfloat16",),
+        dtypes=("bfloat16",),
         equivalent="SEM-3 allows one rounding there and asks for none.",
     ),
 )

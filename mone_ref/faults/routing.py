@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mone_ref import moe, routing
 from mone_ref.families import RouterRule
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.faults.substitution import is_one_of
 from mone_ref.moe import MoeLayer, Record
 from mone_ref.precision import Precision, product
@@ -178,39 +180,19 @@ ROUTES = "mone_ref.moe", "routes"
 SCORE = "mone_ref.routing", "score"
 SELECT = "mone_ref.routing", "select"
 
-
-def fault(
-    id: str,
-    sentence: str,
-    clauses: tuple[str, ...],
-    patch: Patch,
-    equivalent: str = "",
-    looks_like: str = "",
-) -> Fault:
-    """A fault of routing: it shows when the layer runs, in float32."""
-    return Fault(
-        id,
-        sentence,
-        clauses,
-        "run",
-        (patch,),
-        "routing",
-        equivalent=equivalent,
-        looks_like=looks_like,
-    )
-
+fault = partial(plant.fault, stage="run", group="routing")
 
 FAULTS = (
     fault(
         "masked-before-top-k",
         "The router sees retained experts only.",
-        ("SEM-2",),
+        "SEM-2",
         Patch(*ROUTES, masked),
     ),
     fault(
         "next-best-retained",
         "A substituted expert gives its slot to the next best retained one.",
-        ("SEM-2",),
+        "SEM-2",
         Patch(*ROUTES, next_best),
     ),
     fault(
@@ -228,56 +210,56 @@ FAULTS = (
     fault(
         "weights-slot-major",
         "Weights are flattened slot by slot and ids token by token.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*ROUTES, slot_major),
     ),
     fault(
         "weights-of-opposite-slot",
         "The weights of a token are matched to its ids in reverse order.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*ROUTES, slots_reversed),
     ),
     fault(
         "raw-logits-as-weights",
         "Routes are paid with router logits.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*ROUTES, raw_logits),
     ),
     fault(
         "sigmoid-for-softmax",
         "Experts are scored by a sigmoid where the family takes a softmax.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*SCORE, sigmoid_scores),
     ),
     fault(
         "softmax-after-top-k",
         "The softmax runs over the chosen logits, where the family does not normalise too.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*ROUTES, after_top_k),
     ),
     fault(
         "always-normalised",
         "Router weights are normalised where the family does not.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*ROUTES, always_normalised),
         looks_like="softmax-after-top-k",
     ),
     fault(
         "never-normalised",
         "Router weights are not normalised where the family does.",
-        ("SEM-1",),
+        "SEM-1",
         Patch("mone_ref.routing", "normalise", never_normalised),
     ),
     fault(
         "normalised-over-retained-routes",
         "Router weights are divided by their sum over the retained routes.",
-        ("SEM-2",),
+        "SEM-2",
         Patch(*ROUTES, over_retained_routes),
     ),
     fault(
         "softmax-over-retained",
         "Retained routes are paid with a softmax over retained experts.",
-        ("SEM-2",),
+        "SEM-2",
         Patch(*ROUTES, over_retained_experts),
     ),
     fault(
@@ -289,34 +271,34 @@ FAULTS = (
     fault(
         "softmax-in-bfloat16",
         "Router scores are formed in bfloat16 where all else is float32.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*SCORE, narrow_scores),
     ),
     fault(
         "tie-to-higher-id",
         "Of two equal scores the higher id is chosen.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*SELECT, tie_to_higher_id),
         equivalent="No engine is judged on ties: every prompt and every case is clear of them.",
     ),
     fault(
         "slots-by-id",
         "The routes of a token come in the order of their ids, weights with them.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*SELECT, slots_by_id),
         equivalent="SEM-1 is a sum over routes, whose order is free.",
     ),
     fault(
         "nan-row-spreads",
         "A NaN router logit of one token spoils the weights of all tokens.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*ROUTES, nan_spreads),
         equivalent="No engine is judged on NaN router logits: no prompt and no case has one.",
     ),
     fault(
         "softmax-after-top-k-where-normalised",
         "The softmax runs over the chosen logits, where the family normalises.",
-        ("SEM-1",),
+        "SEM-1",
         Patch(*ROUTES, after_top_k_where_normalised),
         equivalent="A softmax over all, normalised over the chosen, is a softmax over the chosen.",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from mone_ref import layer as layers
 from mone_ref import moe, substitution
 from mone_ref.backend import LayerSpec
 from mone_ref.config import LayerSubstitution
-from mone_ref.faults.plant import Fault, Patch
+from mone_ref.faults import plant
+from mone_ref.faults.plant import Patch
 from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision
 
@@ -256,178 +258,193 @@ def list_by_last_digit(
 SUM = "mone_ref.substitution", "constant_sum"
 REWRITE = "mone_ref.substitution", "rewrite_routes"
 
-
-def fault(
-    id: str,
-    sentence: str,
-    patch: Patch,
-    clauses: tuple[str, ...] = ("SEM-1",),
-) -> Fault:
-    """A fault of substitution: it shows when the layer runs, in float32."""
-    return Fault(id, sentence, clauses, "run", (patch,), "substitution")
-
+fault = partial(plant.fault, stage="run", group="substitution")
 
 FAULTS = (
-    fault("dropped", "Substituted routes add nothing.", Patch(*SUM, no_constants)),
+    fault(
+        "dropped",
+        "Substituted routes add nothing.",
+        "SEM-1",
+        Patch(*SUM, no_constants),
+    ),
     fault(
         "unweighted",
         "A substituted route adds its constant without the router weight.",
+        "SEM-1",
         Patch(*SUM, unweighted),
     ),
-    fault("twice", "Constants are added twice.", Patch(*SUM, twice)),
-    fault("constant-weight-squared", "Constants are weighted twice.", Patch(*SUM, squared)),
+    fault(
+        "twice",
+        "Constants are added twice.",
+        "SEM-1",
+        Patch(*SUM, twice),
+    ),
+    fault(
+        "constant-weight-squared",
+        "Constants are weighted twice.",
+        "SEM-1",
+        Patch(*SUM, squared),
+    ),
     fault(
         "constants-averaged",
         "The constants of a token are averaged instead of added.",
+        "SEM-1",
         Patch(*SUM, averaged),
     ),
     fault(
         "constants-over-top-k",
         "Constants are divided by the number of routes of a token.",
+        "SEM-1",
         Patch(*SUM, over_top_k),
     ),
     fault(
         "constants-times-rows",
         "Constants are added once for every retained expert.",
+        "SEM-1",
         Patch("mone_ref.moe", "constants", times_rows),
     ),
     fault(
         "constants-with-first-weight",
         "Every constant of a token is paid with the weight of its first route.",
+        "SEM-1",
         Patch(*SUM, first_weight),
     ),
     fault(
         "constants-with-weights-of-next-token",
         "Constants are paid with the weights of the next token.",
+        "SEM-1",
         Patch(*SUM, next_token),
     ),
     fault(
         "constants-with-slot-major-weights",
         "Constants are paid with weights that are flattened slot by slot.",
+        "SEM-1",
         Patch(*SUM, slot_major),
     ),
     fault(
         "constants-in-descending-order",
         "Constants are looked up in descending order of their ids.",
+        "FMT-5",
         Patch(*SUM, descending),
-        ("FMT-5",),
     ),
     fault(
         "logical-id-as-constant",
         "The logical id indexes the constants.",
+        "FMT-5",
         Patch(*SUM, id_as_index),
-        ("FMT-5",),
     ),
     fault(
         "dense-constant-sum",
         "The constants' sum is a dense product, in which zero times infinity is NaN.",
+        "LOAD-8",
         Patch(*SUM, dense_sum),
-        ("LOAD-8",),
     ),
     fault(
         "repeated-id-overwrites",
         "Of two routes of a token to one substituted expert the last one counts.",
+        "SEM-9",
         Patch(*SUM, last_route_counts),
-        ("SEM-9",),
     ),
     fault(
         "no-token-is-an-error",
         "A layer that gets no token fails.",
+        "SEM-1",
         Patch(*SUM, largest_id),
     ),
     fault(
         "padding-is-not-zero",
         "Where activations are padded, constants are read past their end.",
+        "SEM-10",
         Patch("mone_ref.layer", "padded", repeated_padding),
-        ("SEM-10",),
     ),
     fault(
         "renormalised",
         "The weights of substituted routes are handed to the retained routes.",
+        "SEM-2",
         Patch(*REWRITE, renormalised),
-        ("SEM-2",),
     ),
     fault(
         "redistributed",
         "The weight of substituted routes is shared equally among the retained routes.",
+        "SEM-2",
         Patch(*REWRITE, redistributed),
-        ("SEM-2",),
     ),
     fault(
         "logical-id-as-row",
         "The logical id indexes the compact weights.",
+        "LOAD-1",
         Patch(*REWRITE, logical_id_as_row),
-        ("LOAD-1",),
     ),
     fault(
         "row-off-by-one",
         "Every retained expert is looked up in the row after its own.",
+        "LOAD-1",
         Patch(*REWRITE, row_off_by_one),
-        ("LOAD-1",),
     ),
     fault(
         "rows-looked-up-descending",
         "Rows are stored in ascending order of retained ids and looked up in descending order.",
-        Patch(*REWRITE, rows_descending),
         ("EXEC-2", "LOAD-1"),
+        Patch(*REWRITE, rows_descending),
     ),
     fault(
         "ids-sorted-without-weights",
         "The ids of a token are sorted before they are rewritten, and their weights are not.",
-        Patch(*REWRITE, ids_sorted),
         ("EXEC-3", "SEM-1"),
+        Patch(*REWRITE, ids_sorted),
     ),
     fault(
         "ids-wrap-around",
         "An id outside the logical range indexes from the other end.",
+        "SEM-8",
         Patch(*REWRITE, wrapped),
-        ("SEM-8",),
     ),
     fault(
         "ids-are-clamped",
         "An id outside the logical range becomes the nearest one inside.",
+        "SEM-8",
         Patch(*REWRITE, clamped),
-        ("SEM-8",),
     ),
     fault(
         "row-0-keeps-weight",
         "Substituted routes keep their weight on row 0.",
-        Patch(*REWRITE, row_0_keeps_weight),
         ("SEM-4", "EXEC-3"),
+        Patch(*REWRITE, row_0_keeps_weight),
     ),
     fault(
         "row-0-takes-first-weight",
         "Substituted routes compute row 0 with the weight of the token's first route.",
-        Patch(*REWRITE, row_0_first_weight),
         ("SEM-4", "EXEC-3"),
+        Patch(*REWRITE, row_0_first_weight),
     ),
     fault(
         "substituted-to-last-row",
         "Substituted routes become routes of weight zero to the last row.",
+        "EXEC-3",
         Patch(*REWRITE, to_last_row),
-        ("EXEC-3",),
     ),
     fault(
         "substituted-to-row-minus-one",
         "Substituted routes become routes of weight zero to row -1.",
+        "EXEC-3",
         Patch(*REWRITE, routes_left_out),
-        ("EXEC-3",),
     ),
     fault(
         "kept-weights-in-bfloat16",
         "The weights of retained routes beside substituted experts pass through bfloat16.",
+        "EXEC-3",
         Patch(*REWRITE, narrow_weights),
-        ("EXEC-3",),
     ),
     fault(
         "routes-rewritten-in-place",
         "Routes are rewritten before the constants are looked up, in the same memory.",
+        "SEM-1",
         Patch(*REWRITE, in_place),
     ),
     fault(
         "list-by-last-digit",
         "A layer takes the list of the layer whose index is the last digit of its own.",
+        "EXEC-6",
         Patch("mone_ref.layer", "build", list_by_last_digit),
-        ("EXEC-6",),
     ),
 )
