@@ -95,21 +95,34 @@ def test_a_clause_of_layer_cases_only_is_never_missing():
     assert concluded.coverage.judged == 5
 
 
+RANKS = replace(case("parallel/ranks", "PAR-1"), setting=Setting(tensor_parallel=2))
+
+
+def conclude_on_ranks(outcome: str, *parallel: str) -> verdict.Verdict:
+    shown = Result("parallel/ranks", "float32", Outcome(outcome), "expected", "found")
+    return verdict.conclude(
+        [*results(), shown], [*CASES, RANKS], CLAUSES, False, frozenset(parallel)
+    )
+
+
+@pytest.mark.parametrize("parallel", [(), ("pipeline_parallel",)])
+def test_an_engine_without_such_ranks_is_judged_in_full_on_those_it_has(parallel):
+    concluded = conclude_on_ranks("not-applicable", *parallel)
+    assert (concluded.word, concluded.missing) == (Word.CONFORMANT, ())
+    assert (concluded.coverage.judged, concluded.coverage.unreached) == (4, 1)
+
+
 @pytest.mark.parametrize(
-    ("outcome", "word"),
+    ("outcome", "word", "missing"),
     [
-        ("ok", Word.CONFORMANT),
-        ("not-applicable", Word.CONFORMANT),
-        ("mismatch", Word.NOT_CONFORMANT),
+        ("ok", Word.CONFORMANT, ()),
+        ("mismatch", Word.NOT_CONFORMANT, ()),
+        ("not-applicable", Word.INCOMPLETE, ("PAR",)),
     ],
 )
-def test_an_engine_of_one_device_is_judged_in_full_and_one_of_several_on_them_too(outcome, word):
-    ranks = replace(case("parallel/ranks", "PAR-1"), setting=Setting(tensor_parallel=2))
-    shown = Result("parallel/ranks", "float32", Outcome(outcome), "expected", "found")
-    concluded = verdict.conclude([*results(), shown], [*CASES, ranks], CLAUSES, False)
-    assert (concluded.word, concluded.missing) == (word, ())
-    judged = outcome != "not-applicable"
-    assert (concluded.coverage.judged, concluded.coverage.unreached) == (4 + judged, 1 - judged)
+def test_an_engine_that_offers_ranks_is_held_to_them(outcome, word, missing):
+    concluded = conclude_on_ranks(outcome, "tensor_parallel", "pipeline_parallel")
+    assert (concluded.word, concluded.missing) == (word, missing)
 
 
 @pytest.mark.parametrize("outcome", FAILING)

@@ -265,7 +265,9 @@ class Run:
 
     def verdict(self) -> Verdict:
         """The verdict on what was judged so far."""
-        return verdict.conclude(self.results, self.cases, self.clauses, self.partial)
+        return verdict.conclude(
+            self.results, self.cases, self.clauses, self.partial, self.info.parallel
+        )
 
     def passes(self) -> bool:
         """Whether the run leaves exit code 0: by its verdict, or by its declarations.

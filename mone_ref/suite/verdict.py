@@ -77,11 +77,19 @@ def levels(cases: Iterable[Case], clauses: Sequence[Clause]) -> dict[str, Level]
 
 
 def conclude(
-    results: Sequence[Result], cases: Sequence[Case], clauses: Sequence[Clause], partial: bool
+    results: Sequence[Result],
+    cases: Sequence[Case],
+    clauses: Sequence[Clause],
+    partial: bool,
+    parallel: frozenset[str] = frozenset(),
 ) -> Verdict:
-    """The verdict of a run. ``partial`` runs have none, only a coverage."""
+    """The verdict of a run. ``partial`` runs have none, only a coverage.
+
+    ``parallel`` names the kinds of ranks that the engine offers (``BackendInfo.parallel``).
+    """
     judged = judged_clauses(results, cases)
-    missing = unjudged_groups(judged, cases, clauses)
+    offered = [case for case in cases if case.setting.ranks.keys() <= parallel]
+    missing = unjudged_groups(judged, offered, clauses)
     word = None if partial else weigh(results, levels(cases, clauses), missing)
     return Verdict(word, coverage(judged, cases, clauses), missing)
 
@@ -119,11 +127,11 @@ def unjudged_groups(
 ) -> tuple[str, ...]:
     """Groups whose observable MUST clauses have whole-model cases, with none of them judged.
 
-    Cases that ask for ranks do not count: an engine of one device can be judged in full, and the
-    coverage tells which clauses were not reached.
+    ``cases`` are without those of ranks that the engine does not offer: one of a single device
+    can be judged in full, and the coverage tells which clauses were not reached.
     """
     observable = must(clauses, Visibility.OBSERVABLE)
-    cited = whole_model(case for case in cases if not case.setting.ranks) & observable
+    cited = whole_model(cases) & observable
     groups = dict.fromkeys(clause.group for clause in clauses if clause.id in cited)
     reached = {clause.group for clause in clauses if clause.id in judged & observable}
     return tuple(group for group in groups if group not in reached)
