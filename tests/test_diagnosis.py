@@ -9,11 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 from diagnosis import OtherKernel, without_class
+from torch import Tensor
 
 from mone_ref.backend import Backend, LoadOptions, Scores, Session
 from mone_ref.backends.exact import ExactBackend
 from mone_ref.backends.reference import ReferenceBackend, ReferenceSession
-from mone_ref.faults import FAULTS
+from mone_ref.faults import FAULTS, Fault, Patch
+from mone_ref.moe import MoeLayer, Record
+from mone_ref.precision import Precision
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import data, distance, report, rounding
 from mone_ref.suite import mistakes as mistakes_file
@@ -23,7 +26,7 @@ from mone_ref.suite.golden import Budget, GoldenPrompt
 from mone_ref.suite.mistakes import Mistakes
 from mone_ref.suite.outcomes import Outcome
 from mone_ref.suite.planted import Planted
-from mone_ref.suite.rounding import Flip
+from mone_ref.suite.rounding import BrokeDown, Candidate, Flip
 from mone_ref.suite.run import Run, Settings
 from mone_ref.suite.runner import Harness
 from mone_ref.suite.simulate import Simulated, Simulator
@@ -165,6 +168,27 @@ def test_a_route_that_flips_is_told_from_a_fault(doctor, dtype):
     assert (told.kind, told.faults, told.clauses) == ("router-flip", (), ())
     assert "token 4 of prompt 0 in layer 1" in told.sentence
     assert (told.place.prompt, told.place.token) == (0, 4)
+
+
+# -- candidates that are looked at again
+
+
+def candidate(fault: Fault | None, *prompt: int) -> Candidate:
+    return Candidate(ROOT / "fixtures/olmoe-approx/checkpoint", [prompt], "float32", fault)
+
+
+def past_the_end(x: Tensor, layer: MoeLayer, precision: Precision, record: Record) -> Tensor:
+    """A wrong step that reads a token too many."""
+    return x[len(x)]
+
+
+def test_a_wrong_step_that_breaks_down_is_told_from_a_mistake_of_the_diagnosis():
+    fault = replace(FAULTS["dropped"], patches=(Patch("mone_ref.moe", "forward", past_the_end),))
+    with pytest.raises(BrokeDown) as caught:
+        rounding.own_budgets(candidate(fault, 5, 17))
+    assert isinstance(caught.value.__cause__, IndexError)
+    with pytest.raises(ValueError, match="a prompt needs token ids"):
+        rounding.own_budgets(candidate(None, 10**6))
 
 
 # -- a run

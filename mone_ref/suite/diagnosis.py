@@ -24,7 +24,7 @@ from mone_ref.suite.cases import USUAL, Case, Kind
 from mone_ref.suite.compare import MULTIPLIER
 from mone_ref.suite.distance import BROKEN, Distance, Yardstick
 from mone_ref.suite.golden import Golden
-from mone_ref.suite.rounding import Candidate, Flip
+from mone_ref.suite.rounding import BrokeDown, Candidate, Flip
 from mone_ref.suite.shortcuts import Checkpoint, Same
 from mone_ref.suite.simulate import Simulated, Simulator
 
@@ -247,7 +247,7 @@ class Diagnostician:
                 break
         better = {}
         for each in close:
-            with suppress(Exception):  # a wrong step may break down on other columns or routes
+            with suppress(BrokeDown):
                 better[each.name] = self.reconsidered(case, seen, yardstick, each)
         again = [better.get(each.name, each) for each in ranked]
         return sorted(again, key=lambda each: each.distance.ratio)

@@ -31,6 +31,10 @@ MOST_FLIPS = 3
 """Routes that may flip in one answer; with more, nothing would be explained any more."""
 
 
+class BrokeDown(Exception):
+    """A wrong step that answers on the case itself breaks down on other columns or routes."""
+
+
 @dataclass(frozen=True)
 class Flip:
     """One token of a prompt takes its (k+1)-th expert instead of its k-th, in one layer."""
@@ -53,21 +57,40 @@ class Candidate:
     def loaded(self) -> Iterator[Model]:
         """Its model, with the fault in force."""
         with planted(self.fault) if self.fault else nullcontext():
-            yield loading.load(self.directory, STORAGE[self.compute])
+            with self.asked():
+                model = loading.load(self.directory, STORAGE[self.compute])
+            yield model
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """The time of a call of this engine: what its fault raises there is ``BrokeDown``."""
+        try:
+            yield
+        except Exception as error:
+            if self.fault is None:
+                raise
+            raise BrokeDown(self.fault.id) from error
 
 
 def own_budgets(candidate: Candidate) -> list[Budget]:
-    """The budgets of each prompt that the number rule gives for this engine itself."""
-    budgets = []
-    with candidate.loaded() as model:
+    """The budgets of each prompt that the number rule gives for this engine itself.
+
+    Raises ``BrokeDown``.
+    """
+    with candidate.loaded() as model, candidate.asked():
         oracle = exact(model)
         runs = list(variants(candidate.directory, candidate.compute))
-        for prompt in candidate.prompts:
-            seen = torch.stack([run.model.score([prompt])[0] for run in runs])  # [R, T, V]
-            logits, truth = oracle.logits(prompt), oracle.score([prompt])[0]  # [T, V]
-            token, top = golden.budget(logits, truth, seen, UNIT_ROUNDOFF[candidate.compute])
-            budgets.append(Budget(token, float(top)))
-    return budgets
+        asked = [
+            (
+                oracle.logits(prompt),  # [T, V]
+                oracle.score([prompt])[0],  # [T, V]
+                torch.stack([run.model.score([prompt])[0] for run in runs]),  # [R, T, V]
+            )
+            for prompt in candidate.prompts
+        ]
+    unit = UNIT_ROUNDOFF[candidate.compute]
+    found = [golden.budget(logits, truth, seen, unit) for logits, truth, seen in asked]
+    return [Budget(token, float(top)) for token, top in found]
 
 
 def flips_that_explain(
@@ -76,10 +99,12 @@ def flips_that_explain(
     """Flips after which the candidate answers within the limit; None where none do.
 
     Attention is causal: the first token that is off has flipped itself, in some layer.
+    Raises ``BrokeDown``.
     """
     with candidate.loaded() as model:
         oracle = exact(model)
-        answers = oracle.score(candidate.prompts)  # each [T, V]
+        with candidate.asked():
+            answers = oracle.score(candidate.prompts)  # each [T, V]
         flips: list[Flip] = []
         now = measure(found, answers, yardstick)
         while now.ratio > limit:
@@ -118,7 +143,7 @@ def score(model: Model, candidate: Candidate, flips: Sequence[Flip]) -> Tensor:
     """Log-probabilities ``[T, V]`` of the prompt of the last flip, all its flips in force."""
     prompt = flips[-1].prompt
     here = [flip for flip in flips if flip.prompt == prompt]
-    with flipped(model, here):
+    with candidate.asked(), flipped(model, here):
         return model.score([candidate.prompts[prompt]])[0]
 
 
