@@ -9,9 +9,11 @@ from pathlib import Path
 
 import moe_layer
 import pytest
+import small_layer
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_layer import PATH, tensors
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -26,44 +28,20 @@ from mone_ref.model import decoder
 from mone_ref.moe import MoeLayer
 
 ROOT = Path(__file__).resolve().parent.parent
-PATH = "model.layers.0.mlp.experts"
 FLOAT32_UNIT = 2.0**-24
 
 
 def spec(
     experts: int, hidden: int, inner: int, top_k: int, substituted: set[int], dtype: str
 ) -> LayerSpec:
-    return LayerSpec(
-        layer=0,
-        path=PATH,
+    return small_layer.spec(
+        num_logical_experts=experts,
         hidden_size=hidden,
         intermediate_size=inner,
-        num_logical_experts=experts,
         top_k=top_k,
-        scoring="softmax",
-        normalise=False,
-        scaling_factor=1.0,
-        scale_on_output=False,
-        declared={0: tuple(sorted(substituted))},
-        form="approx",
+        declared={3: tuple(sorted(substituted))},
         dtype=dtype,
-        device="cpu",
     )
-
-
-def tensors(asked: LayerSpec, seeded: torch.Generator) -> dict[str, Tensor]:
-    """Weights or a constant for every expert, as an OLMoE checkpoint names them."""
-    hidden, inner = asked.hidden_size, asked.intermediate_size
-    named: dict[str, Tensor] = {}
-    for expert in range(asked.num_logical_experts):
-        path = f"{PATH}.{expert}"
-        if expert in asked.declared[0]:
-            named[f"{path}.approx_value"] = torch.randn(hidden, generator=seeded)
-            continue
-        named[f"{path}.gate_proj.weight"] = torch.randn(inner, hidden, generator=seeded)
-        named[f"{path}.up_proj.weight"] = torch.randn(inner, hidden, generator=seeded)
-        named[f"{path}.down_proj.weight"] = torch.randn(hidden, inner, generator=seeded)
-    return named
 
 
 def scalar_layer(
@@ -174,7 +152,7 @@ def test_only_retained_routes_are_multiplied(dtype: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(grouped_experts, "grouped_product", watched)
     asked = spec(4, 8, 8, 2, {1, 3}, dtype)
-    session = GroupedBackend().build_layer(asked, tensors(asked, torch.Generator().manual_seed(1)))
+    session = GroupedBackend().build_layer(asked, tensors(asked, 1))
     x = torch.ones(3, 8, dtype=DTYPES[dtype])
     weights = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.0]])
     session.forward_routed(x, weights, torch.tensor([[0, 1], [1, 3], [2, 0]]))
@@ -196,9 +174,9 @@ def test_many_rows_in_float32_go_expert_by_expert_where_torch_can(
         pytest.fail("torch has lost the operator: docs/fast-path.md promises more than it keeps")
     monkeypatch.setattr(left_products, "left", watched)
     monkeypatch.setattr(left_products, "available", lambda: has_operator)
-    asked = spec(4, 8, 8, 2, {1, 3}, "float32")
-    named = tensors(asked, torch.Generator().manual_seed(1))
-    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
+    asked = spec(4, 7, 5, 2, {1, 3}, "float32")
+    named = tensors(asked, 1)
+    x = torch.randn(8, 7, generator=torch.Generator().manual_seed(2))
     weights = torch.full((8, 2), 0.5)
     ids = torch.tensor([[0, 2]] * 3 + [[0, 1]] * 2 + [[1, 3]] * 3)
     answer = GroupedBackend().build_layer(asked, named).forward_routed(x, weights, ids)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from small_layer import spec, tensors
 from torch import Tensor
 
 from mone_ref import backends
-from mone_ref.backend import LayerSpec, LoadOptions, Refused, Unavailable
+from mone_ref.backend import LoadOptions, Refused, Unavailable
 from mone_ref.backends.reference import ReferenceBackend
 from mone_ref.backends.transformers import TransformersBackend
 from mone_ref.errors import Phase
@@ -19,45 +20,6 @@ from mone_ref.integrations.substituted_experts import SubstitutedExperts
 from mone_ref.suite import cases
 from mone_ref.suite.outcomes import Outcome, Result
 from mone_ref.suite.runner import Harness
-
-PATH = "model.layers.3.mlp.experts"
-
-
-def spec(dtype: str = "float32", **changes: object) -> LayerSpec:
-    """Six experts of which two are substituted; sizes that no kernel likes."""
-    fields: dict[str, object] = {
-        "layer": 3,
-        "path": PATH,
-        "hidden_size": 7,
-        "intermediate_size": 5,
-        "num_logical_experts": 6,
-        "top_k": 2,
-        "scoring": "softmax",
-        "normalise": False,
-        "scaling_factor": 1.0,
-        "scale_on_output": False,
-        "declared": {1: (0,), 3: (4, 1)},
-        "form": "approx",
-        "dtype": dtype,
-        "device": "cpu",
-    }
-    return LayerSpec(**(fields | changes))  # type: ignore[arg-type]
-
-
-def tensors(layer: LayerSpec) -> dict[str, Tensor]:
-    """Weights and constants of a layer from a seed."""
-    seeded = torch.Generator().manual_seed(3)
-    hidden, inner = layer.hidden_size, layer.intermediate_size
-    named: dict[str, Tensor] = {}
-    for expert in range(layer.num_logical_experts):
-        path = f"{layer.path}.{expert}"
-        if expert in layer.declared[3]:
-            named[f"{path}.approx_value"] = torch.randn(hidden, generator=seeded)
-            continue
-        named[f"{path}.gate_proj.weight"] = torch.randn(inner, hidden, generator=seeded)
-        named[f"{path}.up_proj.weight"] = torch.randn(inner, hidden, generator=seeded)
-        named[f"{path}.down_proj.weight"] = torch.randn(hidden, inner, generator=seeded)
-    return named
 
 
 def test_it_is_known_by_name() -> None:

@@ -50,4 +50,5 @@ def expert(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 
 def left(matrix: Tensor, rows: Tensor) -> Tensor:
     """``matrix`` ``[out, in]`` times each of ``rows`` ``[n, in]``, in columns: ``[out, n]``."""
-    return torch.ops.mkldnn._linear_pointwise(matrix, rows, None, "none", [], "")  # type: ignore[no-any-return]
+    products: Tensor = torch.ops.mkldnn._linear_pointwise(matrix, rows, None, "none", [], "")
+    return products
