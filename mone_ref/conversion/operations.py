@@ -81,7 +81,7 @@ class Concatenate(Join):
         """Parts -> their concatenation."""
         part = _same([_resized(part, self.dim, 0) for part in parts])
         lengths = tuple(part[self.dim] for part in parts)
-        _same([(length,) for length in lengths] if not self.sizes else [lengths, self.sizes])
+        _same([lengths, self.sizes or lengths[:1] * len(lengths)])
         return _resized(part, self.dim, sum(lengths))
 
     def split(self, whole: Tensor, count: int) -> list[Tensor]:
