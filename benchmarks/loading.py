@@ -20,15 +20,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from transformers_loading import memory
+from olmoe_checkpoints import write
+from peak_memory import watched
 
 SIZES = {
     "vocab_size": 1024,
@@ -40,8 +38,6 @@ SIZES = {
     "num_experts_per_tok": 8,
 }
 SUBSTITUTED = list(range(0, 64, 2))
-SHARDS = 3
-SAMPLE = 0.005  # seconds between two looks at the memory
 RUNS = (
     ("convert", "plain"),
     ("from_pretrained", "plain"),
@@ -49,104 +45,21 @@ RUNS = (
 )
 
 
-# -- the checkpoints
-
-
-def tensors(layers: int, substituted: list[int]) -> Iterator[tuple[str, list[int]]]:
-    """Names and shapes, in the order of the model."""
-    hidden, inner, vocab = (SIZES[f"{key}_size"] for key in ("hidden", "intermediate", "vocab"))
-    yield "model.embed_tokens.weight", [vocab, hidden]
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{prefix}.{name}.weight", [hidden]
-        for part in "qkvo":
-            yield f"{prefix}.self_attn.{part}_proj.weight", [hidden, hidden]
-        for part in "qk":
-            yield f"{prefix}.self_attn.{part}_norm.weight", [hidden]
-        yield f"{prefix}.mlp.gate.weight", [SIZES["num_experts"], hidden]
-        for expert in range(SIZES["num_experts"]):
-            path = f"{prefix}.mlp.experts.{expert}"
-            if expert in substituted:
-                yield f"{path}.approx_value", [hidden]
-                continue
-            yield f"{path}.gate_proj.weight", [inner, hidden]
-            yield f"{path}.up_proj.weight", [inner, hidden]
-            yield f"{path}.down_proj.weight", [hidden, inner]
-    yield "model.norm.weight", [hidden]
-    yield "lm_head.weight", [vocab, hidden]
-
-
-def write(directory: Path, layers: int, substituted: list[int]) -> None:
-    """One checkpoint in consecutive shards, streamed to disk."""
-    directory.mkdir()
-    named = list(tensors(layers, substituted))
-    places: dict[str, str] = {}
-    for number in range(SHARDS):
-        file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
-        begin, end = (len(named) * n // SHARDS for n in (number, number + 1))
-        write_shard(directory / file, named[begin:end])
-        places |= dict.fromkeys((name for name, _ in named[begin:end]), file)
-    total = sum(2 * int(np.prod(shape)) for _, shape in named)
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    config: dict[str, Any] = {
-        "architectures": ["OlmoeForCausalLM"],
-        "model_type": "olmoe",
-        "num_hidden_layers": layers,
-        "torch_dtype": "bfloat16",
-        **SIZES,
-    }
-    if substituted:
-        config["approximate_experts"] = {str(layer): substituted for layer in range(layers)}
-    (directory / "config.json").write_text(json.dumps(config))
-
-
-def write_shard(path: Path, named: list[tuple[str, list[int]]]) -> None:
-    """Header and values, small finite bfloat16 from a seed; no tensor has over 2^22 values."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, shape in named:
-        size = 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    values = np.random.default_rng(0).integers(0x3C00, 0x3D00, 2**23, dtype=np.uint16)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for number, (_, shape) in enumerate(named):  # another stretch of the values for each
-            begin, size = 7919 * number % 2**21, int(np.prod(shape))
-            file.write(values[begin : begin + size].tobytes())
-
-
 # -- one load
 
 
 def measured(load: Callable[[], dict[str, torch.Tensor]]) -> dict[str, float]:
     """Seconds of a load, the peak memory it gained and the bytes it keeps, in MB."""
-    start, peak, done = memory(), [0, 0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(SAMPLE):
-            anonymous, mapped = (n - s for n, s in zip(memory(), start, strict=True))
-            peak[0], peak[1] = max(peak[0], anonymous), max(peak[1], anonymous + mapped)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    began = time.perf_counter()
-    try:
+    with watched() as peak:
+        began = time.perf_counter()
         kept = load()
         seconds = time.perf_counter() - began
-    finally:
-        done.set()
-        watcher.join()
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in kept.values()}
     size = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
     return {
         "seconds": seconds,
-        "anonymous": peak[0] / 1e6,
-        "all": peak[1] / 1e6,
+        "anonymous": peak.anonymous,
+        "all": peak.together,
         "kept": size / 1e6,
         "checksum": checksum(kept),
     }
@@ -217,8 +130,8 @@ def main() -> None:
         run_one(*options.one)
         return
     with tempfile.TemporaryDirectory(dir=options.directory) as root:
-        write(Path(root, "plain"), options.layers, [])
-        write(Path(root, "substituted"), options.layers, SUBSTITUTED)
+        write(Path(root, "plain"), SIZES, options.layers)
+        write(Path(root, "substituted"), SIZES, options.layers, SUBSTITUTED)
         compare(root, options.repeats)
 
 
