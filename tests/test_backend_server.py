@@ -364,6 +364,12 @@ def test_the_engine_describes_itself_by_arguments() -> None:
     assert info.compute == {"float32": "tf32", "bfloat16": "bfloat16"}
 
 
+def test_a_server_offers_the_ranks_that_its_command_is_told_of() -> None:
+    assert ServerBackend(command("none")).describe().parallel == frozenset()
+    told = ServerBackend(command("none") + " --tp={tensor_parallel}").describe()
+    assert told.parallel == {"tensor_parallel"}
+
+
 def test_an_engine_keeps_its_words_behind_a_server() -> None:
     known, unknown = (ServerBackend(command("none"), [f"name={name}"]) for name in ("vllm", "x"))
     assert known.error_map == ROOT / "conformance" / "error_maps" / "vllm.toml"

@@ -65,6 +65,7 @@ class ServerBackend(Backend):
             device=self.settings.device,
             compute=self.settings.compute,
             features=frozenset(self.settings.features),
+            parallel=self.settings.parallel,
         )
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mone_ref.backend import LoadOptions
+from mone_ref.backend import PARALLEL, LoadOptions
 from mone_ref.backends import completions
 from mone_ref.suite.options import OptionError
 
@@ -69,6 +69,12 @@ class ServerSettings:
     top: int = 0
     ready_path: str = ""
     batches: tuple[str, ...] = BATCHES
+
+    @property
+    def parallel(self) -> frozenset[str]:
+        """Those of ``PARALLEL`` that the command is told of."""
+        told = {name for word in self.command for name in _PLACEHOLDER.findall(word)}
+        return frozenset(PARALLEL) & told
 
     def words(self, checkpoint: Path, port: int, options: LoadOptions) -> list[str]:
         """The command for one checkpoint, with the words of the requested features at its end."""
