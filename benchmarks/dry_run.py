@@ -26,12 +26,18 @@ from pathlib import Path
 from mone_ref.rewrite import make, plan
 from mone_ref.rewrite.forecast import forecast
 from mone_ref.rewrite.inspection import inspect
+from mone_ref.rewrite.uncollected import uncollected
+
+@uncollected  # as the command does it
+def dry_run():
+    made = make.blueprint(sys.argv[2], plan.read(Path(sys.argv[3])))
+    return forecast(made.structure, made.blueprint)
+
 begin, busy = time.perf_counter(), time.process_time()
 if sys.argv[1] == "inspect":
     assert not inspect(sys.argv[2]).problems
 else:
-    made = make.blueprint(sys.argv[2], plan.read(Path(sys.argv[3])))
-    assert forecast(made.structure, made.blueprint).saved
+    assert dry_run().saved
 work = time.perf_counter() - begin, time.process_time() - busy
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps([*work, peak / 1024]))

@@ -237,6 +237,11 @@ class Problem:
         return {**asdict(self), "code": str(self.code), **split}
 
 
+def only_errors(problems: Iterable[Problem]) -> list[Problem]:
+    """Those that stop a load or a command."""
+    return [problem for problem in problems if problem.severity is Severity.ERROR]
+
+
 class Rejected(Exception):
     """Refusal of an input, with every problem that was found.
 

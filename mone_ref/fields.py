@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mone_ref.errors import Code, Phase, Problem, Severity, show
+from mone_ref.errors import Code, Phase, Problem, Severity, only_errors, show
 from mone_ref.strict_json import child
 
 ROOT = "$"
@@ -48,7 +48,7 @@ class Fields:
     @property
     def errors(self) -> list[Problem]:
         """Problems that stop a load."""
-        return [problem for problem in self.problems if problem.severity is Severity.ERROR]
+        return only_errors(self.problems)
 
     def report(
         self,

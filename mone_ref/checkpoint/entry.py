@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    """Name, type, shape and place of a tensor.
+class TensorEntry(NamedTuple):
+    """Name, type, shape and place of a tensor; a tuple, since a model has 10^5 of them.
 
     ``dtype`` is the file's own word (``BF16``) and may be unknown; ``begin`` and
     ``end`` are absolute byte offsets in ``file``.

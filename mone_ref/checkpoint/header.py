@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mone_ref import strict_json
-from mone_ref.checkpoint import dtypes, ranges
+from mone_ref.checkpoint import dtypes, ordinary, ranges
 from mone_ref.checkpoint.entry import TensorEntry
 from mone_ref.checkpoint.findings import LFS_START, flaw, lfs_pointer, unreadable
 from mone_ref.checkpoint.opening import open_regular
-from mone_ref.errors import Code, Problem, Severity, show
+from mone_ref.checkpoint.ordinary import METADATA
+from mone_ref.errors import Code, Problem, Severity, only_errors, show
 
 LENGTH_BYTES = 8
 LONGEST_HEADER = 100_000_000  # the limit of the safetensors library
-METADATA = "__metadata__"
 ENTRY_KEYS = ("dtype", "shape", "data_offsets")
 
 
@@ -52,10 +52,23 @@ def read(path: Path, file: str) -> Header:
         return Header((), (unreadable(file, error),))
     if isinstance(text, Problem):
         return Header((), (text,))
+    begin = LENGTH_BYTES + len(text)
+    faultless = ordinary.read(text, file, begin, size)
+    if faultless is not None:
+        entries, metadata = faultless
+        return Header(entries, (), size, metadata)
+    return explained(text, file, begin, size)
+
+
+def explained(text: bytes, file: str, begin: int, size: int) -> Header:
+    """What the JSON of a header says, with everything that is wrong with it.
+
+    ``begin`` is where it ends and ``size`` the length of the file, both in bytes.
+    """
     document = _document(text, file)
     if isinstance(document, tuple):
         return Header((), document)
-    return _header(document, file, LENGTH_BYTES + len(text), size)
+    return _header(document, file, begin, size)
 
 
 def _json_bytes(stream: BinaryIO, size: int, file: str) -> bytes | Problem:
@@ -103,7 +116,7 @@ def _header(document: dict[str, Any], file: str, data_begin: int, size: int) -> 
             continue
         faults = list(_entry_problems(name, fields, file))
         problems += faults
-        if faults and any(found.severity is Severity.ERROR for found in faults):
+        if faults and only_errors(faults):
             broken = True
         else:
             begin, end = fields["data_offsets"]

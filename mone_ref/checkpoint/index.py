@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Index:
     total_size: int | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def shards(self) -> dict[str, list[str]]:
         """Shard -> the tensors that the index expects in it, both in the index's order."""
         shards: dict[str, list[str]] = defaultdict(list)
@@ -113,6 +114,9 @@ def disagreements(index: Index, stored: Mapping[str, tuple[TensorEntry, ...]]) -
     index at all (readers that follow the index and readers that follow the files would
     load different models), as a warning where only ``total_size`` is wrong.
     """
+    held = {entry.name: shard for shard, entries in stored.items() for entry in entries}
+    if held == index.weight_map:
+        return
     names = {shard: {entry.name for entry in entries} for shard, entries in stored.items()}
     for name, shard in index.weight_map.items():
         if name not in names.get(shard, ()):

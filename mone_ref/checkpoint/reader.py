@@ -15,7 +15,7 @@ from mone_ref.checkpoint.index import Index
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.checkpoint.text import plain
 from mone_ref.checkpoint.weight_files import WeightFiles
-from mone_ref.errors import Code, Problem, Rejected, Severity
+from mone_ref.errors import Code, Problem, Rejected, only_errors
 
 CHUNK = 1 << 20
 
@@ -47,14 +47,14 @@ class Checkpoint:
         directory = Path(directory)
         found = weight_files.find(directory)
         headers = {file: header.read(directory / file, file) for file in found.files}
+        tensors = _tensors(found, headers)
         problems = list(found.problems)
         for read in headers.values():
             problems += most(read.problems)
-        if not any(problem.severity is Severity.ERROR for problem in problems):
+        if not only_errors(problems):
             # A shard that is absent or broken would make all its tensors look misplaced.
-            problems += most(_between_files(found, headers))
+            problems += most(_between_files(found, headers, len(tensors)))
         listing = index.NAME if found.index or len(found.files) != 1 else found.files[0]
-        tensors = _tensors(found, headers)
         metadata = {file: read.metadata for file, read in headers.items()}
         said = tuple(problems)
         return cls(directory, tensors, found.files, listing, said, found.index, metadata)
@@ -62,7 +62,7 @@ class Checkpoint:
     @property
     def errors(self) -> tuple[Problem, ...]:
         """Problems that make the tensors of this directory unreliable."""
-        return tuple(problem for problem in self.problems if problem.severity is Severity.ERROR)
+        return tuple(only_errors(self.problems))
 
     def read(self, name: str) -> bytes:
         """Bytes of one tensor, as stored.
@@ -107,9 +107,15 @@ def _cut(entry: TensorEntry, end: int) -> Problem:
     return flaw(Code.TRUNCATED, entry.file, entry.name, found, f"data up to byte {entry.end}")
 
 
-def _between_files(found: WeightFiles, headers: Mapping[str, Header]) -> Iterator[Problem]:
-    """What only shows when all files are known: names stored twice, and the index."""
-    yield from stored_twice(headers)
+def _between_files(
+    found: WeightFiles, headers: Mapping[str, Header], names: int
+) -> Iterator[Problem]:
+    """What only shows when all files are known: names stored twice, and the index.
+
+    ``names`` counts the different ones.
+    """
+    if names < sum(len(read.entries) for read in headers.values()):
+        yield from _stored_twice(headers)
     if found.index:
         stored = {file: read.entries for file, read in headers.items()}
         yield from index.disagreements(found.index, stored)
@@ -118,7 +124,7 @@ def _between_files(found: WeightFiles, headers: Mapping[str, Header]) -> Iterato
         yield from index.wrong_total(found.index, tensor_bytes, file_bytes)
 
 
-def stored_twice(headers: Mapping[str, Header]) -> Iterator[Problem]:
+def _stored_twice(headers: Mapping[str, Header]) -> Iterator[Problem]:
     """Names that more than one file holds (LOAD-9)."""
     first: dict[str, str] = {}
     for file, read in headers.items():
@@ -131,10 +137,11 @@ def stored_twice(headers: Mapping[str, Header]) -> Iterator[Problem]:
 
 def _tensors(found: WeightFiles, headers: Mapping[str, Header]) -> dict[str, TensorEntry]:
     """Name -> entry; the index decides between two files, else the first file."""
+    listed = found.index.weight_map if found.index else {}
     tensors: dict[str, TensorEntry] = {}
-    for file, read in headers.items():
+    for read in headers.values():
         for entry in read.entries:
-            listed = found.index and found.index.weight_map.get(entry.name) == file
-            if listed or entry.name not in tensors:
+            first = tensors.setdefault(entry.name, entry)
+            if first is not entry and listed.get(entry.name) == entry.file:
                 tensors[entry.name] = entry
     return tensors

@@ -13,7 +13,7 @@ import typer
 from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems
 from mone_ref.cli.problems import gigabytes
-from mone_ref.errors import Code, show
+from mone_ref.errors import Code, only_errors, show
 from mone_ref.rewrite import inspection
 from mone_ref.rewrite.inspection import Inspection, LayerSummary
 
@@ -61,7 +61,7 @@ def inspect_directory(
 
 def exit_status(found: Inspection) -> int:
     """0 without errors, 1 with errors, 2 where there is no directory to read."""
-    errors = problems.errors(found.problems)
+    errors = only_errors(found.problems)
     if any(problem.code is Code.NOT_A_CHECKPOINT for problem in errors):
         return 2
     return 1 if errors else 0

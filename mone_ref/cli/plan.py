@@ -10,7 +10,7 @@ import typer
 
 from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems
-from mone_ref.errors import Code, Problem, Rejected
+from mone_ref.errors import Code, Problem, Rejected, only_errors
 from mone_ref.rewrite import decisions, plan, ranking, soundness, structure
 from mone_ref.rewrite.plan import Form, Kind, LayerPlan, Mtp, Plan
 from mone_ref.rewrite.structure import Structure
@@ -129,7 +129,7 @@ def _make(
     read = structure.read(directory)
     found = [*read.problems, *soundness.problems(read)]
     made = None
-    if not problems.errors(found):
+    if not only_errors(found):
         try:
             kept, warned = choose(read)
             layers = {key: LayerPlan(ids) for key, ids in kept.items()}
@@ -139,8 +139,8 @@ def _make(
             found += rejected.problems
     for line in problems.lines(found):
         typer.echo(line, err=True)
-    if made is None or problems.errors(found):
-        raise typer.Exit(_status(problems.errors(found)))
+    if made is None or only_errors(found):
+        raise typer.Exit(_status(only_errors(found)))
     shown = plain(str(out))
     try:
         _write(out, plan.as_yaml(made))

@@ -32,11 +32,6 @@ def line(problem: Problem) -> str:
     )
 
 
-def errors(problems: Sequence[Problem]) -> list[Problem]:
-    """Those that stop a command."""
-    return [problem for problem in problems if problem.severity is Severity.ERROR]
-
-
 def gigabytes(size: int) -> str:
     """Bytes for people: ``13.84 GB``, ``512 B``."""
     for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

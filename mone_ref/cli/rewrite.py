@@ -13,11 +13,12 @@ from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems, progress
 from mone_ref.cli.problems import gigabytes
 from mone_ref.cli.progress import Interrupted
-from mone_ref.errors import Code, Problem, Rejected
+from mone_ref.errors import Code, Problem, Rejected, only_errors
 from mone_ref.rewrite import make, plan, writer
 from mone_ref.rewrite.blueprint import Blueprint
 from mone_ref.rewrite.forecast import Forecast, forecast
 from mone_ref.rewrite.make import Made
+from mone_ref.rewrite.uncollected import uncollected
 from mone_ref.rewrite.writer import Written
 
 NO_INPUT = (Code.NOT_A_CHECKPOINT, Code.PLAN_FILE)
@@ -72,9 +73,10 @@ def carry_out(
     if (out is None) is not dry_run:
         raise typer.BadParameter("one of --out and --dry-run", param_hint="--out")
     made: Made | None = None
+    expected: Forecast | None = None
     written: Written | None = None
     try:
-        made, said = design()
+        made, said, expected = _designed(design)
         found = made.problems
         if out is not None and made.blueprint is not None:
             written = write(made.blueprint, out, said, restart)
@@ -84,7 +86,6 @@ def carry_out(
         typer.echo(f"interrupted by {interrupted}: the same command goes on", err=True)
         raise typer.Exit(interrupted.status) from None
     status = exit_status(found)
-    expected = forecast(made.structure, made.blueprint) if made and made.blueprint else None
     if as_json:
         told = document(directory, found, made, expected, written, status)
         typer.echo(json.dumps(told, indent=2))
@@ -94,6 +95,12 @@ def carry_out(
         if written is not None:
             typer.echo(summary(written))
     raise typer.Exit(status)
+
+
+@uncollected
+def _designed(design: Callable[[], Design]) -> tuple[Made, Mapping[str, Any], Forecast | None]:
+    made, said = design()
+    return made, said, forecast(made.structure, made.blueprint) if made.blueprint else None
 
 
 def write(blueprint: Blueprint, out: Path, said: Mapping[str, Any], restart: bool) -> Written:
@@ -115,7 +122,7 @@ def summary(written: Written) -> str:
 
 def exit_status(found: tuple[Problem, ...]) -> int:
     """0 without errors, 1 with errors, 2 where an input cannot be read at all."""
-    stopping = problems.errors(found)
+    stopping = only_errors(found)
     if any(problem.code in NO_INPUT for problem in stopping):
         return 2
     return 1 if stopping else 0
@@ -127,7 +134,7 @@ def lines(
     """Problems, then what would be written."""
     yield from problems.lines(found)
     if made is None or made.blueprint is None or expected is None:
-        counted = count(len(problems.errors(found)), "error")
+        counted = count(len(only_errors(found)), "error")
         yield f"{plain(str(directory))}: {counted}, nothing to write"
         return
     yield f"{'':12} {'source':>12} {'output':>12}"

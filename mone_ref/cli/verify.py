@@ -12,7 +12,7 @@ import typer
 from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems, progress
 from mone_ref.cli.problems import gigabytes
-from mone_ref.errors import Problem, Rejected
+from mone_ref.errors import Problem, Rejected, only_errors
 from mone_ref.rewrite import convert, make, manifest, plan, verify
 from mone_ref.rewrite.blueprint import Blueprint
 from mone_ref.rewrite.make import Made
@@ -78,7 +78,7 @@ def _expected(directory: Path, source: Path, file: Path | None) -> tuple[dict[st
 
 def _required(made: Made) -> Blueprint:
     if made.blueprint is None:
-        raise Rejected(problems.errors(made.problems))
+        raise Rejected(only_errors(made.problems))
     return made.blueprint
 
 
@@ -86,7 +86,7 @@ def exit_status(found: tuple[Problem, ...], done: Verified | None) -> int:
     """0 when all is as planned, 1 when anything differs, 2 when nothing could be compared."""
     if done is None:
         return 2
-    return 1 if problems.errors(found) else 0
+    return 1 if only_errors(found) else 0
 
 
 def lines(directory: Path, found: tuple[Problem, ...], done: Verified | None) -> Iterator[str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes ``begin`` to ``end`` (absolute, end excluded) of a file that exists."""
 
     path: Path
@@ -25,8 +25,7 @@ class Piece:
         return self.end - self.begin
 
 
-@dataclass(frozen=True)
-class OutputTensor:
+class OutputTensor(NamedTuple):
     """One tensor of the output: its header entry, and the pieces that are its bytes in order.
 
     ``dtype`` is the file's own word and may be unknown. The pieces of a tensor that passes
@@ -41,7 +40,7 @@ class OutputTensor:
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(piece.size for piece in self.pieces)
+        return sum([end - begin for _, begin, end in self.pieces])
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
+from mone_ref.checkpoint import TensorEntry
 from mone_ref.rewrite import names
 from mone_ref.rewrite.blueprint import OutputTensor
-from mone_ref.rewrite.structure import Structure
+from mone_ref.rewrite.structure import MoeLayer, Structure
 from mone_ref.rules.generic import CONSTANT
 
 
@@ -24,10 +25,14 @@ class Component(StrEnum):
     OTHER = "other"
 
 
-class Classifier:
-    """Component of a tensor by its name, in a checkpoint or in what is made of it."""
+class Classifier(dict[str, Component]):
+    """Name -> component of a tensor, in a checkpoint or in what is made of it.
+
+    Each name is looked at once: a model has 10^5, and most of those of an output are the source's.
+    """
 
     def __init__(self, structure: Structure) -> None:
+        super().__init__()
         self._structure = structure
         self._known: dict[str, Component] = {}
         for layer in structure.layers:
@@ -38,9 +43,22 @@ class Classifier:
             for one in structure.config.substitution.layers.values():
                 self._known.update((name, Component.CONSTANTS) for name in one.constants.values())
         self._blocks: dict[str, bool] = {}  # block of experts -> whether it is of an MTP layer
+        for layer in structure.layers:
+            self._add_experts(layer)
 
-    def __call__(self, name: str) -> Component:
-        """The component of one tensor."""
+    def _add_experts(self, layer: MoeLayer) -> None:
+        """Nearly all names, known without looking; a constant may be named like one of them."""
+        is_mtp = self._structure.is_mtp(f"{layer.block}.")
+        experts = [entry.name for stored in layer.experts.values() for entry in stored]
+        self.update(dict.fromkeys(experts, Component.MTP if is_mtp else Component.EXPERTS))
+        for name in self._known.keys() & experts:
+            del self[name]
+
+    def __missing__(self, name: str) -> Component:
+        self[name] = component = self._component(name)
+        return component
+
+    def _component(self, name: str) -> Component:
         parts = names.split(name)
         if self._is_mtp(name, parts[0] if parts else name):
             return Component.MTP
@@ -64,10 +82,9 @@ class Classifier:
         return self._blocks[block]
 
 
-def sizes(structure: Structure, tensors: Iterable[OutputTensor] | None = None) -> dict[str, int]:
-    """Component -> bytes, of the source or of tensors made from it; parts without bytes are 0."""
-    classify = Classifier(structure)
+def sizes(known: Classifier, tensors: Iterable[TensorEntry | OutputTensor]) -> dict[str, int]:
+    """Component -> bytes of tensors; parts without bytes are 0."""
     total = {str(component): 0 for component in Component}
-    for tensor in structure.checkpoint.tensors.values() if tensors is None else tensors:
-        total[classify(tensor.name)] += tensor.size
+    for tensor in tensors:
+        total[known[tensor.name]] += tensor.size
     return total

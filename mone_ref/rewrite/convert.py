@@ -18,7 +18,7 @@ from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.checkpoint.text import some
 from mone_ref.config import FILE, Config, NotModelled
 from mone_ref.declaration import Named
-from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
+from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, only_errors, show
 from mone_ref.fields import ROOT, Fields
 from mone_ref.rewrite import (
     auxiliary,
@@ -66,27 +66,23 @@ def blueprint(directory: Path | str, form: Form, *, scan: bool = False) -> Made:
     read = structure.read(directory)
     is_dialect = mode_pd.model_type(read.settings.document) is not None
     source, problems = _stock(read)
-    if not _has_errors(problems):
+    if not only_errors(problems):
         problems += _unsound(source, scan)
-    if _has_errors(problems):
+    if only_errors(problems):
         return Made(source, None, tuple(problems))
     declared, found = declarations.read(source)
     problems += found
-    if not _has_errors(problems):
+    if not only_errors(problems):
         changes = is_dialect and declared.form is not None
         problems += () if changes else _same_form(declared, form)
         problems += _unfit(source, declared, form)
     copies, omitted = _copies(source, is_dialect)
     problems = list(dict.fromkeys([*problems, *omitted]))
-    if _has_errors(problems):
+    if only_errors(problems):
         return Made(source, None, tuple(problems))
     config = _config(source, declared, form)
     made = output.assemble(source.checkpoint, _tensors(source, declared, form), config, copies)
     return Made(source, made, tuple(problems))
-
-
-def _has_errors(problems: list[Problem]) -> bool:
-    return any(problem.severity is Severity.ERROR for problem in problems)
 
 
 def _stock(read: Structure) -> tuple[Structure, list[Problem]]:

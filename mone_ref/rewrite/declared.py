@@ -14,7 +14,7 @@ from mone_ref.checkpoint import dtypes
 from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.config import FILE
 from mone_ref.declaration import Bounds, Named
-from mone_ref.errors import Code, Problem, Severity, show
+from mone_ref.errors import Code, Problem, only_errors, show
 from mone_ref.fields import Fields
 from mone_ref.rewrite import names
 from mone_ref.rewrite.plan import Form
@@ -47,8 +47,7 @@ def read(source: Structure) -> tuple[Declared, list[Problem]]:
     layer with experts.
     """
     declared, problems = _read(source)
-    is_readable = not any(problem.severity is Severity.ERROR for problem in problems)
-    if source.config is None and is_readable:
+    if source.config is None and not only_errors(problems):
         problems += _constants(source, declared)
     return declared, problems
 

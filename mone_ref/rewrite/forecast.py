@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mone_ref.rewrite import components
 from mone_ref.rewrite.blueprint import Blueprint
+from mone_ref.rewrite.components import Classifier, sizes
 from mone_ref.rewrite.structure import Structure
 
 
@@ -55,8 +55,8 @@ class Forecast:
 def forecast(structure: Structure, blueprint: Blueprint) -> Forecast:
     """Count a blueprint."""
     made = [tensor for shard in blueprint.shards for tensor in shard.tensors]
-    stored = structure.checkpoint
-    before = Totals(components.sizes(structure), len(stored.tensors), len(stored.files))
-    after = Totals(components.sizes(structure, made), len(made), len(blueprint.shards))
+    stored, known = structure.checkpoint, Classifier(structure)
+    before = Totals(sizes(known, stored.tensors.values()), len(stored.tensors), len(stored.files))
+    after = Totals(sizes(known, made), len(made), len(blueprint.shards))
     copied = sum((blueprint.source / path).stat().st_size for path in blueprint.copies)
     return Forecast(before, after, copied)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from mone_ref.declaration import APPROX
 from mone_ref.dialects import INIT_TOKENS
 from mone_ref.errors import Problem
 from mone_ref.fields import Fields
-from mone_ref.rewrite import components, names, soundness, structure
-from mone_ref.rewrite.components import Classifier, Component
+from mone_ref.rewrite import names, soundness, structure
+from mone_ref.rewrite.components import Classifier, Component, sizes
 from mone_ref.rewrite.structure import MoeLayer, Structure
 from mone_ref.rewrite.uncollected import uncollected
 
@@ -109,6 +110,9 @@ def inspect(directory: Path | str) -> Inspection:
     problems = (*read.problems, *soundness.problems(read))
     every = [*read.decoder, *read.others, *read.mtp]
     entries = read.checkpoint.tensors.values()
+    known = Classifier(read)
+    counted = {entry.name: parameters(entry) for entry in entries}
+    endings = Counter(names.ending(entry.name) for entry in entries)
     form, dialects = declared(read)
     gone = {layer.block: layer.num_experts - len(layer.retained) for layer in every}
     rows = [entry.name for layer in every for entry in layer.row_tensors]
@@ -125,7 +129,11 @@ def inspect(directory: Path | str) -> Inspection:
         tensors=len(read.checkpoint.tensors),
         files=len(read.checkpoint.files),
         dtypes=dict(Counter(entry.dtype for entry in entries)),
-        companions=dict(Counter(_ending(entry) for entry in entries if _ending(entry))),
+        companions={
+            ending.removeprefix("."): found
+            for ending, found in endings.items()
+            if names.is_companion(ending)
+        },
         correction_biases=tuple(dict.fromkeys(_corrections(every))),
         router_biases=sum(name.endswith(".bias") for name in rows),
         shared=sum(len(layer.shared) for layer in every),
@@ -133,9 +141,9 @@ def inspect(directory: Path | str) -> Inspection:
         form=form,
         substituted=sum(gone.values()),
         dialects=dialects,
-        bytes=components.sizes(read),
-        parameters=sum(map(parameters, entries)),
-        active=active(read),
+        bytes=sizes(known, entries),
+        parameters=sum(counted.values()),
+        active=active(read, known, counted),
         saved_bytes=sum(_saved(layer, gone[layer.block]) for layer in every),
         problems=problems,
     )
@@ -166,33 +174,42 @@ def summary(layer: MoeLayer) -> LayerSummary:
 
 def parameters(entry: TensorEntry) -> int:
     """Model parameters in a tensor: 4-bit formats pack several in one element, scales are none."""
-    if names.is_companion(entry.name):
+    return _per_element(entry.dtype, names.ending(entry.name)) * math.prod(entry.shape)
+
+
+@lru_cache(maxsize=names.CACHED)
+def _per_element(dtype: str, ending: str) -> int:
+    if names.is_companion(ending):
         return 0
-    for (dtype, ending), factor in names.PACKED.items():
-        if entry.dtype == dtype and entry.name.endswith(ending):
-            return factor * math.prod(entry.shape)
-    return math.prod(entry.shape)
+    packed = (
+        factor
+        for (kind, end), factor in names.PACKED.items()
+        if kind == dtype and ending.endswith(end)
+    )
+    return next(packed, 1)
 
 
-def active(read: Structure) -> Active:
-    """Parameters and bytes that one decoded token meets; see ``Active``."""
-    classify = Classifier(read)
+def active(read: Structure, known: Classifier, counted: Mapping[str, int]) -> Active:
+    """Parameters and bytes that one decoded token meets; see ``Active``.
+
+    ``known`` has the component of each tensor, ``counted`` its parameters.
+    """
     total = [0.0, 0.0]
-    heads = [entry for entry in read.checkpoint.tensors.values() if names.HEAD.search(entry.name)]
-    for entry in read.checkpoint.tensors.values():
-        component = classify(entry.name)
+    stored = read.checkpoint.tensors
+    tied = read.settings.tied and not any(map(names.HEAD.search, stored))
+    for entry in stored.values():
         share = 1.0
-        if component in (Component.EXPERTS, Component.CONSTANTS, Component.MTP):
+        if known[entry.name] in (Component.EXPERTS, Component.CONSTANTS, Component.MTP):
             continue
-        if names.EMBEDDINGS.search(entry.name) and (heads or not read.settings.tied):
+        if names.EMBEDDINGS.search(entry.name) and not tied:
             share = 1 / max(entry.shape[0], 1) if entry.shape else 1.0
-        total[0] += share * parameters(entry)
+        total[0] += share * counted[entry.name]
         total[1] += share * entry.size
     for layer in read.decoder:
         if layer.retained:
             read_experts = min(read.settings.top_k or 0, len(layer.retained))
             share = read_experts / len(layer.retained)
-            total[0] += share * sum(map(parameters, layer.expert_tensors))
+            total[0] += share * sum(counted[entry.name] for entry in layer.expert_tensors)
             total[1] += share * sum(entry.size for entry in layer.expert_tensors)
     return Active(round(total[0]), round(total[1]))
 
@@ -204,11 +221,6 @@ def _saved(layer: MoeLayer, gone: int) -> int:
     stored = sum(entry.size for entry in layer.expert_tensors)
     constants = sum(entry.size for entry in layer.constants.values())
     return gone * stored // len(layer.retained) - constants
-
-
-def _ending(entry: TensorEntry) -> str:
-    """The kind of a companion, as the last part of its name: ``weight_scale_inv``."""
-    return entry.name.rpartition(".")[2] if names.is_companion(entry.name) else ""
 
 
 def _corrections(layers: list[MoeLayer]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mone_ref.errors import Problem, Severity
+from mone_ref.errors import Problem, only_errors
 from mone_ref.rewrite import (
     auxiliary,
     config_edit,
@@ -43,7 +43,7 @@ def blueprint(directory: Path | str, plan: Plan, *, scan: bool = False) -> Made:
     """
     source = structure.read(directory)
     problems = [*source.problems, *soundness.problems(source)]
-    if _errors(problems):
+    if only_errors(problems):
         return Made(source, None, tuple(problems))
     decisions = decide(plan, source)
     problems += decisions.problems
@@ -53,11 +53,11 @@ def blueprint(directory: Path | str, plan: Plan, *, scan: bool = False) -> Made:
     else:
         constants, found = substitute.read_constants(plan, decisions)
         problems += [*found, *substitute.problems(source, decisions)]
-        if scan and not _errors(problems):
+        if scan and not only_errors(problems):
             problems += substitute.non_finite(plan, constants)
     copies, omitted = auxiliary.find(source.checkpoint.directory)
     problems += omitted
-    if _errors(problems):
+    if only_errors(problems):
         return Made(source, None, tuple(problems))
     module = prune if plan.kind is Kind.PRUNE else substitute
     problems += module.limits(source, plan, decisions)
@@ -67,10 +67,6 @@ def blueprint(directory: Path | str, plan: Plan, *, scan: bool = False) -> Made:
     tensors = _tensors(source, decisions, module.edits(source, decisions), constants)
     made = output.assemble(source.checkpoint, tensors, config, copies)
     return Made(source, made, tuple(problems))
-
-
-def _errors(problems: list[Problem]) -> list[Problem]:
-    return [problem for problem in problems if problem.severity is Severity.ERROR]
 
 
 def _tensors(

@@ -91,7 +91,9 @@ PACKED = {("U8", "_blocks"): 2, ("U8", ".weight_packed"): 2, ("I32", ".weight_pa
 PACKED |= {("I32", ".qweight"): 8, ("U8", ".qweight"): 2}
 """(dtype, ending) -> weights in one element of 4-bit formats."""
 
+_BELOW = f".{EXPERTS}."
 _INDEX = re.compile(INDEX, re.ASCII)
+CACHED = 4096  # parts of names: more than the experts of a layer, or the parts of an expert
 _ENDINGS = (*COMPANIONS, "_scale_inv", "_scale", "_zeros", ".weight_zeros", "_g_idx")
 
 
@@ -119,23 +121,35 @@ class Part:
 
 def split(name: str) -> tuple[str, str] | None:
     """The block of an expert tensor, and what follows ``experts.``; None for other tensors."""
-    block, separator, rest = name.partition(f".{EXPERTS}.")
+    block, separator, rest = name.partition(_BELOW)
     return (block, rest) if separator else None
 
 
 def expert_of(rest: str) -> tuple[int, str] | None:
     """Logical id and part of what follows ``experts.``; None for a tensor of all experts."""
     head, _, part = rest.partition(".")
-    return (int(head), part) if part and _INDEX.fullmatch(head) else None
+    expert = _id(head) if part else None
+    return None if expert is None else (expert, part)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=CACHED)
+def _id(text: str) -> int | None:
+    return int(text) if _INDEX.fullmatch(text) else None
+
+
+@lru_cache(maxsize=CACHED)
 def part_of(text: str) -> Part | None:
     """Read a part such as ``w1.weight_scale`` or ``down_proj_blocks``; None if not known."""
     for projection, role in PROJECTIONS.items():
         if text == projection or text.startswith((f"{projection}.", f"{projection}_")):
             return Part(projection, role, text.removeprefix(projection))
     return None
+
+
+def ending(name: str) -> str:
+    """The last part of a name, with its dot: ``.weight_scale_inv``; it tells what is stored."""
+    _, dot, last = name.rpartition(".")
+    return dot + last
 
 
 def is_companion(name: str) -> bool:

@@ -55,7 +55,8 @@ def split(
     """
     part: list[OutputTensor] = []
     length = ENTRY_BYTES
-    for tensor in sorted(tensors, key=lambda one: -dtypes.alignment(one.dtype)):
+    narrowness = {dtype: -dtypes.alignment(dtype) for dtype in {one.dtype for one in tensors}}
+    for tensor in sorted(tensors, key=lambda one: narrowness[one.dtype]):
         added = len(json.dumps(tensor.name)) + SIZE_BYTES * len(tensor.shape) + ENTRY_BYTES
         if part and length + added > longest_header:
             yield tuple(part)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mone_ref.checkpoint import dtypes
-from mone_ref.checkpoint.header import LENGTH_BYTES, METADATA
+from mone_ref.checkpoint.header import LENGTH_BYTES
+from mone_ref.checkpoint.ordinary import METADATA
 from mone_ref.rewrite.blueprint import Blueprint, OutputShard, OutputTensor, Piece
 
 HEADER_ALIGNMENT = 8

@@ -36,18 +36,21 @@ def edits(structure: Structure, decisions: Decisions) -> dict[str, list[OutputTe
     return changed
 
 
-def _experts(structure: Structure, choice: Choice) -> Iterator[tuple[str, list[OutputTensor]]]:
+def _experts(structure: Structure, choice: Choice) -> dict[str, list[OutputTensor]]:
     """Experts stored one by one: renamed with all that belongs to them, or deleted."""
+    changed: dict[str, list[OutputTensor]] = {}
     new = {old: at for at, old in enumerate(choice.kept)}
     path = f"{choice.layer.block}.{names.EXPERTS}"
+    directory = structure.checkpoint.directory
     for expert, stored in choice.layer.experts.items():
-        for entry in stored:
-            if expert not in new:
-                yield entry.name, []
-            elif new[expert] != expert:
-                rest = entry.name.removeprefix(f"{path}.{expert}.")
-                name = f"{path}.{new[expert]}.{rest}"
-                yield entry.name, [cut.whole(entry, structure.checkpoint.directory, name)]
+        if expert not in new:
+            changed.update((entry.name, []) for entry in stored)
+        elif new[expert] != expert:
+            before, after = f"{path}.{expert}.", f"{path}.{new[expert]}."
+            for entry in stored:
+                name = after + entry.name.removeprefix(before)
+                changed[entry.name] = [cut.whole(entry, directory, name)]
+    return changed
 
 
 def _rows(structure: Structure, choice: Choice) -> Iterator[tuple[str, list[OutputTensor]]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mone_ref.checkpoint import dtypes, header
 from mone_ref.checkpoint.opening import open_regular
-from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, show
+from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, only_errors, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan
 from mone_ref.rewrite.plan_dialects import Unread
@@ -149,9 +149,8 @@ def _array(archive: zipfile.ZipFile, name: str) -> Any:
 
 def _safetensors(path: Path) -> dict[str, Any]:
     read = header.read(path, path.name)
-    errors = [problem for problem in read.problems if problem.severity is Severity.ERROR]
-    if errors:
-        raise Rejected(errors)
+    if broken := only_errors(read.problems):
+        raise Rejected(broken)
     values: dict[str, Any] = {}
     with path.open("rb") as file:
         for entry in read.entries:

@@ -13,7 +13,7 @@ import numpy as np
 from mone_ref.checkpoint import TensorEntry, header
 from mone_ref.checkpoint.findings import flaw
 from mone_ref.checkpoint.opening import open_regular
-from mone_ref.errors import Code, Problem, Rejected, Severity, show
+from mone_ref.errors import Code, Problem, Rejected, only_errors, show
 from mone_ref.rewrite.blueprint import OutputShard, OutputTensor, Piece
 from mone_ref.rewrite.copying import read_exactly
 from mone_ref.rewrite.output_file import OutputFile
@@ -37,9 +37,9 @@ class Checked:
 def check_shard(path: Path, shard: OutputShard, advance: Advance) -> Checked:
     """A safetensors file: its header, then every tensor that it should hold."""
     read = header.read(path, shard.name)
-    broken = tuple(one for one in read.problems if one.severity is Severity.ERROR)
+    broken = only_errors(read.problems)
     if broken:
-        return Checked(broken, "", 0)
+        return Checked(tuple(broken), "", 0)
     found = {entry.name: entry for entry in read.entries}
     planned = {tensor.name: tensor for tensor in shard.tensors}
     problems = list(_declarations(shard.name, found, planned))

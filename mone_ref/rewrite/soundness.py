@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mone_ref import explicit
 from mone_ref.checkpoint import TensorEntry
@@ -153,9 +153,7 @@ def incomplete(structure: Structure, layer: MoeLayer) -> Iterator[Problem]:
 def _unequal(structure: Structure, layer: MoeLayer) -> Iterator[Problem]:
     """An expert that lacks a part which others have."""
     parts = {
-        expert: {
-            entry.name.removeprefix(f"{layer.block}.{names.EXPERTS}.{expert}.") for entry in stored
-        }
+        expert: _parts(f"{layer.block}.{names.EXPERTS}.{expert}.", stored)
         for expert, stored in layer.experts.items()
     }
     full = set[str]().union(*parts.values())
@@ -166,6 +164,10 @@ def _unequal(structure: Structure, layer: MoeLayer) -> Iterator[Problem]:
             found, expected = f"no {plain(lacking[0])}", "the parts that other experts have"
             code = Code.MISSING_EXPERT
             yield tensor_problem(code, structure.checkpoint, where, found, expected)
+
+
+def _parts(prefix: str, stored: Iterable[TensorEntry]) -> set[str]:
+    return {entry.name.removeprefix(prefix) for entry in stored}
 
 
 def _substituted(structure: Structure, layer: MoeLayer) -> set[int]:

@@ -15,7 +15,7 @@ from mone_ref import strict_json
 from mone_ref.checkpoint import Checkpoint, TensorEntry
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.config import FILE, Config, NotModelled
-from mone_ref.errors import Code, Problem, Rejected, Severity
+from mone_ref.errors import Code, Problem, Rejected, only_errors
 from mone_ref.rewrite import names
 from mone_ref.rewrite.names import Place
 from mone_ref.rewrite.settings import Settings
@@ -115,7 +115,7 @@ class Structure:
     @property
     def errors(self) -> tuple[Problem, ...]:
         """Problems that make the layers unreliable."""
-        return tuple(problem for problem in self.problems if problem.severity is Severity.ERROR)
+        return tuple(only_errors(self.problems))
 
     @cached_property
     def decoder(self) -> tuple[MoeLayer, ...]:

@@ -10,7 +10,7 @@ from mone_ref.checkpoint import TensorEntry, dtypes, header
 from mone_ref.checkpoint.findings import most
 from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.checkpoint.text import count, plain, some
-from mone_ref.errors import Code, Phase, Problem, Severity, show
+from mone_ref.errors import Code, Phase, Problem, Severity, only_errors, show
 from mone_ref.rewrite import config_edit, cut, fused, names
 from mone_ref.rewrite.blueprint import OutputTensor
 from mone_ref.rewrite.config_edit import Document
@@ -47,7 +47,7 @@ def read_constants(plan: Plan, decisions: Decisions) -> tuple[Constants, list[Pr
         problem = plan.problem(Code.PLAN_CONSTANTS, "$.constants", found, expected)
         return Constants({}, Path()), [problem] if needed else []
     read = header.read(plan.constants, plan.constants.name)
-    problems = [one for one in read.problems if one.severity is Severity.ERROR]
+    problems = only_errors(read.problems)
     entries = {entry.name: entry for entry in read.entries}
     if not problems:
         problems += _absent(plan, entries, list(needed))
