@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from mone_ref.checkpoint.opening import open_regular
 from mone_ref.errors import show
 from mone_ref.model_config import ModelConfig
 
@@ -95,7 +96,7 @@ def _text(file: Path) -> str:
     """A file of ids, of a size that a prompt can have."""
     source = show(str(file))
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             data = opened.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             fault = PromptFault(PromptCode.FILE, source, "more bytes", f"at most {MAX_BYTES} bytes")

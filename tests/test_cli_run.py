@@ -185,7 +185,7 @@ BAD_PROMPTS: list[tuple[list[str], list[str]]] = [
     (["--tokens", "1", "--tokens-file", "x"],
         ["PROMPT/source --tokens, --tokens-file: found both, expected one of them"]),
     (["--tokens-file", "/nowhere/ids"], ["PROMPT/file '/nowhere/ids': found 'No such file"]),
-    (["--tokens-file", "/"], ["PROMPT/file '/': found 'Is a directory'"]),
+    (["--tokens-file", "/"], ["PROMPT/file '/': found 'not a regular file'"]),
 ]  # fmt: skip
 
 

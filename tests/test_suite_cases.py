@@ -176,7 +176,7 @@ def test_dtypes_of_a_case(dtypes, offered, expected, root):
         ("twin: tiny", "twin: nothing", r"\$\.twin: nothing is neither"),
         ("twin: tiny", "twin: tiny\nfeatures: [novices]", r"\$\.features: no such feature"),
         ("twin: tiny", "twin: tiny\nnote: x", r"\$: .*note"),
-        ("twin: tiny", "twin: tiny\nkind: output", "'kind' stands twice"),
+        ("twin: tiny", "twin: tiny\nkind: output", "the key 'kind' again"),
         ("twin: tiny", "twin: [tiny", "line 10, column 7"),
         ("edits:\n  - remove_tensor: x\n", "", r"\$: "),
         ("phase: load}", "phase: load}, then: unchanged", r"\$\.expect"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -13,15 +14,26 @@ def open_regular(path: Path) -> BinaryIO:
     Raises OSError, also for a directory, pipe or device; a pipe is not waited for.
     """
     if "\0" in str(path):  # os.open would raise ValueError
-        raise OSError("a NUL in the path")
+        raise OSError(errno.EINVAL, "a NUL in the path", str(path))
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if not os.path.isfile(handle):
-            raise OSError("not a regular file")
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise
+
+
+def read_regular(path: Path) -> bytes:
+    """All bytes of a regular file. Raises OSError, as ``open_regular``."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def require_regular(path: Path) -> None:
+    """Before a library opens a file that it would wait for. Raises OSError, as ``open_regular``."""
+    open_regular(path).close()
 
 
 def leaves(path: Path, directory: Path) -> bool:

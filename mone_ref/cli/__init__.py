@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mone_ref import standard_output
+
 if TYPE_CHECKING:
     import typer
 
@@ -41,12 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit.
 
     Only the module of the named subcommand is imported, since some of them need torch.
-    Exits 2, with one line that says what to install, when an extra is missing.
+    Exits 2, with one line that says what to install, when an extra is missing, and 74 when
+    standard output cannot be written, whatever the command did.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app = application(words[0] if words and words[0] in COMMANDS else None)
-        app(words, prog_name="mone-ref")
+        with standard_output.watched():
+            app(words, prog_name="mone-ref")
     except ModuleNotFoundError as error:
         install = _installation(error)
         if install is None:

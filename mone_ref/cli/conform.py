@@ -56,7 +56,8 @@ def run(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     ours = [f"--rootdir={conformance}", f"--config-file={conformance / 'pytest.ini'}"]
-    command = [sys.executable, "-m", "pytest", *ours, str(conformance), *joined(arguments)]
+    words = [*ours, str(conformance), *joined(arguments)]
+    command = [sys.executable, "-m", "mone_ref.cli.conform_process", *words]
     with tempfile.TemporaryDirectory() as scratch:
         progress = Path(scratch, "progress")
         code = supervised(command, os.environ | {options.PROGRESS: str(progress)})

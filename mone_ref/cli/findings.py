@@ -46,6 +46,9 @@ def write_findings(
     places = [path.resolve() for path in (run, notes, out, excerpt) if path is not None]
     if len(set(places)) < len(places):
         _fail("expected a different file for the report, --notes, --out and --excerpt", 2)
+    for path in (out, excerpt):
+        if path is not None and path.exists() and not path.is_file():
+            _fail(f"{path}: not a regular file", 2)
     try:
         judged, told, root = report.read(run), findings.read(notes), data.root()
         folder = findings.scripts(notes)

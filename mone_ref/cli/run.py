@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from mone_ref.validate import Report
 
 LARGE = 2**30
 """Bytes in memory from which a load takes long enough to show its progress."""
+
+ALLOCATION = "[Cc](?:an't|annot) allocate memory"
+"""What torch says, in a RuntimeError, where Python would raise MemoryError."""
 
 
 def register(parent: typer.Typer) -> None:
@@ -107,23 +111,33 @@ def observe(report: Report, config: Config, prompt: Prompt, dtype: str) -> Obser
     width = held.itemsize
     sizes = {name: width * math.prod(shape) for name, shape in layout.expected(config).items()}
     parameters = sum(sizes.values())
-    _check_memory(parameters, observation.peak_bytes(config.model, len(prompt.ids), held), dtype)
-    with progress.shown("loading", parameters, least=LARGE) as advance:
-        model = loading.build(report, held, lambda name: advance(sizes.get(name, 0)))
-    return observation.observe(model, prompt.ids)
-
-
-def _check_memory(parameters: int, activations: int, dtype: str) -> None:
-    """Told before a load that this machine's memory cannot hold. Raises ``PromptError``."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if parameters + activations <= memory:
-        return
-    found = (
+    activations = observation.peak_bytes(config.model, len(prompt.ids), held)
+    needed = (
         f"{problems.gigabytes(parameters)} of parameters and "
         f"{problems.gigabytes(activations)} for the prompt in {dtype}"
     )
-    expected = f"at most {problems.gigabytes(memory)}, the memory of this machine"
-    raise PromptError(PromptFault(PromptCode.MEMORY, "model and prompt", found, expected))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if parameters + activations > memory:  # told before a load that would take long to fail
+        raise _too_large(
+            needed, f"at most {problems.gigabytes(memory)}, the memory of this machine"
+        )
+    try:
+        with progress.shown("loading", parameters, least=LARGE) as advance:
+            model = loading.build(report, held, lambda name: advance(sizes.get(name, 0)))
+        return observation.observe(model, prompt.ids)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_allocation(error):
+            raise
+        raise _too_large(needed, "less, or more memory than this process can get") from None
+
+
+def _too_large(found: str, expected: str) -> PromptError:
+    return PromptError(PromptFault(PromptCode.MEMORY, "model and prompt", found, expected))
+
+
+def _is_allocation(error: Exception) -> bool:
+    """Whether memory ran out, be it under a limit of this process or beside others."""
+    return isinstance(error, MemoryError) or bool(re.search(ALLOCATION, str(error)))
 
 
 # -- telling

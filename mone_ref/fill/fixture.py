@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mone_ref import loading
+from mone_ref.checkpoint.opening import require_regular
 from mone_ref.fill import certificate, checkpoint, golden, ranks
 from mone_ref.fill import recipe as recipes
 from mone_ref.fill.recipe import Recipe, RecipeError
@@ -48,6 +49,7 @@ class Fixture:
         path = self.directory / name
         if name == ranks.FILE and not path.exists():
             return {}
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 

@@ -11,9 +11,12 @@ from typing import Any
 import jsonschema
 import yaml
 
+from mone_ref import strict_yaml
 from mone_ref.backend import COMPUTE_TYPES
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.errors import show
 from mone_ref.families import FAMILIES, DenseRule, Family
+from mone_ref.strict_yaml import StrictYamlError
 
 FAMILY_FIELDS = {
     "normalise": "norm_topk_prob",
@@ -111,8 +114,8 @@ class Recipe:
 def read(path: Path) -> Recipe:
     """Read a recipe file. Raises ``RecipeError``."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = strict_yaml.parse(read_regular(path))
+    except (OSError, StrictYamlError) as error:
         raise RecipeError(f"{path}: cannot be read: {error}") from error
     try:
         return parse(document)

@@ -4,13 +4,15 @@
     torchrun --nproc-per-node 2 -m mone_ref.parallel CHECKPOINT --tokens 5,17,3 --tp 2
 
 Exit code 0 with the answer, 1 when the checkpoint or a change is refused, 2 on wrong usage, 3
-when another rank is gone. torchrun adds a report of its own and ends with 1 for all but 0.
+when another rank is gone, 74 when standard output cannot be written. torchrun adds a report of
+its own and ends with 1 for all but 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,6 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mone_ref import prompt as prompts
+from mone_ref import standard_output
+from mone_ref.checkpoint.opening import require_regular
 from mone_ref.errors import Rejected, show
 from mone_ref.parallel import distributed, model
 from mone_ref.parallel.distributed import DistributedModel, RankLost
@@ -59,12 +63,19 @@ def parser() -> argparse.ArgumentParser:
     described.formatter_class = argparse.RawDescriptionHelpFormatter
     described.add_argument("checkpoint", type=Path)
     described.add_argument("--tokens", required=True, help="ids, as in 5,17,3")
-    described.add_argument("--tp", type=int, default=1, help="ranks that share every layer")
-    described.add_argument("--pp", type=int, default=1, help="stages that share the layers")
+    described.add_argument("--tp", type=ranks, default=1, help="ranks that share every layer")
+    described.add_argument("--pp", type=ranks, default=1, help="stages that share the layers")
     described.add_argument("--dtype", choices=DTYPES, default="float32")
     described.add_argument("--update", type=Path, help="a safetensors file of new constants")
     described.add_argument("--out", type=Path, help="write logprobs [T, V] to a safetensors file")
     return described
+
+
+def ranks(text: str) -> int:
+    """A number of ranks or stages. Raises ``ArgumentTypeError``."""
+    if not re.fullmatch("[1-9][0-9]{0,5}", text):
+        raise argparse.ArgumentTypeError(f"found {show(text)}, expected a number from 1")
+    return int(text)
 
 
 def score(options: argparse.Namespace, prompt: Prompt, under_torchrun: bool) -> Tensor:
@@ -81,6 +92,7 @@ def score(options: argparse.Namespace, prompt: Prompt, under_torchrun: bool) -> 
 def new_constants(file: Path) -> dict[str, Tensor]:
     """The tensors of an update. Raises ``ValueError``."""
     try:
+        require_regular(file)
         return load_file(file)
     except (OSError, SafetensorError) as error:
         told = f"--update {show(str(file))}: found {error}, expected a safetensors file"
@@ -111,4 +123,5 @@ def failed(message: str, code: int, first: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_output.watched():
+        sys.exit(main())

@@ -9,6 +9,7 @@ from typing import Any
 
 from mone_ref import strict_json
 from mone_ref.checkpoint.findings import flaw, most, unreadable
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.errors import Code, Problem, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite.shard_check import Checked
@@ -17,7 +18,7 @@ from mone_ref.rewrite.shard_check import Checked
 def check(path: Path, name: str, expected: bytes) -> Checked:
     """One document against its planned bytes."""
     try:
-        found = path.read_bytes()
+        found = read_regular(path)
     except OSError as error:
         return Checked((unreadable(name, error),), "", 0)
     problems = () if found == expected else tuple(most(_differences(name, found, expected)))

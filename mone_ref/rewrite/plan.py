@@ -7,7 +7,6 @@ The shape of the file is ``plan.schema.json``; what it must agree with in the ch
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,18 +18,19 @@ from typing import Any
 import jsonschema
 import yaml
 
-from mone_ref import strict_json
+from mone_ref import strict_json, strict_yaml
 from mone_ref.checkpoint.findings import MOST, most
+from mone_ref.checkpoint.opening import open_regular
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan_dialects
 from mone_ref.rewrite.plan_dialects import Unread
 from mone_ref.strict_json import StrictJsonError, child
+from mone_ref.strict_yaml import StrictYamlError
 
 VERSION = 1
 SCHEMA = Path(__file__).with_name("plan.schema.json")
 MAX_BYTES = 64 * 2**20
-DECIMAL = re.compile("-?(?:0|[1-9][0-9]*)", re.ASCII)
 
 
 class Kind(StrEnum):
@@ -115,7 +115,7 @@ def read(path: Path) -> Plan:
 
 def contents(path: Path) -> bytes:
     """A file of a size that a plan or scores can have. Raises OSError, ``Unread``."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise Unread(f"more than {MAX_BYTES} bytes")
@@ -173,34 +173,6 @@ def _flow(one: Mapping[str, list[int]]) -> str:
     return "".join(f"{{{word}: {json.dumps(ids)}}}" for word, ids in one.items())
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML 1.1 without repeated keys; keys are text, as in JSON."""
-
-
-def _mapping(loader: Any, node: yaml.MappingNode) -> dict[str, Any]:
-    read: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-        if key is None or key in read:
-            line = key_node.start_mark.line + 1
-            found = "a key that is no text" if key is None else f"the key {show(key)} again"
-            raise Unread(f"{found} in line {line}")
-        read[key] = loader.construct_object(value_node, deep=True)
-    return read
-
-
-def _integer(_: Any, node: yaml.ScalarNode) -> int:
-    """An integer as JSON writes it: YAML 1.1 would read 010 as 8 and 1:30 as 90."""
-    if not DECIMAL.fullmatch(node.value):
-        line = node.start_mark.line + 1
-        raise Unread(f"the integer {show(node.value)}, which is not decimal, in line {line}")
-    return int(node.value)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
-
-
 def load(data: bytes) -> Any:
     """Parse YAML or JSON, strictly; lines of JSON objects become a list. Raises ``Unread``."""
     lines = [line for line in data.splitlines() if line.strip()]
@@ -222,28 +194,9 @@ def _value(data: bytes) -> Any:
 
 def _yaml(data: bytes) -> Any:
     try:
-        text = data.decode("utf-8")
-        if "*" in text or "!" in text:
-            _refuse_beyond_json(text)
-        return yaml.load(text, _Loader)
-    except UnicodeDecodeError as error:
-        raise Unread(f"byte {error.start} that is not UTF-8") from None
-    except yaml.YAMLError as error:
-        raise Unread(show(" ".join(str(error).split()), 200)) from None
-    except Unread:
-        raise
-    except (RecursionError, ValueError, OverflowError):
-        raise Unread("values nested too deep or too long") from None
-
-
-def _refuse_beyond_json(text: str) -> None:
-    """Raises ``Unread`` for an alias or a tag: what JSON cannot say, a plan does not need."""
-    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.AliasEvent):
-            raise Unread("an alias: a few of them can stand for any amount of data")
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            raise Unread(f"the tag {show(tag)}")
+        return strict_yaml.parse(data)
+    except StrictYamlError as error:
+        raise Unread(str(error)) from None
 
 
 def _shape_problems(document: Any, file: str) -> Iterator[Problem]:

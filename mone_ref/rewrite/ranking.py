@@ -152,7 +152,7 @@ def _safetensors(path: Path) -> dict[str, Any]:
     if broken := only_errors(read.problems):
         raise Rejected(broken)
     values: dict[str, Any] = {}
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for entry in read.entries:
             if entry.dtype not in dtypes.FLOATS:
                 raise Unread(f"dtype {show(entry.dtype)} of {show(entry.name)}")

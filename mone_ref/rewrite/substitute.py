@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mone_ref.checkpoint import TensorEntry, dtypes, header
 from mone_ref.checkpoint.findings import most
+from mone_ref.checkpoint.opening import open_regular
 from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.checkpoint.text import count, plain, some
 from mone_ref.errors import Code, Phase, Problem, Severity, only_errors, show
@@ -73,7 +74,7 @@ def non_finite(plan: Plan, constants: Constants) -> Iterator[Problem]:
     """Constants that hold NaN or infinity (R8): the one thing for which values are read."""
     if plan.constants is None:
         return
-    with plan.constants.open("rb") as file:
+    with open_regular(plan.constants) as file:
         for entry in constants.entries.values():
             file.seek(entry.begin)
             bad = dtypes.non_finite(file.read(entry.size), entry.dtype)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import yaml
 
+from mone_ref import strict_yaml
 from mone_ref.backend import FEATURES, PARALLEL
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.errors import Phase, show
+from mone_ref.strict_yaml import StrictYamlError
 from mone_ref.suite import layer_cases
 from mone_ref.suite.edits import Edit
 from mone_ref.suite.errormap import CODES, group
@@ -173,12 +175,12 @@ def read_documents(root: Path) -> dict[str, dict[str, Any]]:
 
 def read_controls(fixtures: Path) -> dict[str, str]:
     """Every fixture with its plain sibling: itself where nothing is substituted, or one that its
-    recipe shares with another fixture."""
+    recipe shares with another fixture. Raises ``CaseError``."""
     controls = {}
     for golden in fixtures.glob("*/golden.safetensors"):
         name, recipe = golden.parent.name, golden.with_name("recipe.yaml")
-        document = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.exists() else {}
         sibling = name if name.endswith(PLAIN) else f"{name}{PLAIN}"
+        document = read_yaml(recipe) if recipe.exists() else {}
         controls[name] = document.get("control", sibling)
     return controls
 
@@ -194,15 +196,20 @@ def read_document(path: Path, validator: jsonschema.Draft202012Validator) -> dic
     """One case file, checked against the schema. Raises ``CaseError``."""
     if path.suffix != ".yaml":
         raise CaseError(f"{path}: only .yaml files may lie here")
-    try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CaseError(f"{path}: {' '.join(str(error).split())}") from error
+    document = read_yaml(path)
     errors = list(validator.iter_errors(document))
     if errors:
         raise CaseError(f"{path}: {explain(errors)}")
     checked: dict[str, Any] = document
     return checked
+
+
+def read_yaml(path: Path) -> Any:
+    """The data of a file. Raises ``CaseError``."""
+    try:
+        return strict_yaml.parse(read_regular(path))
+    except (OSError, StrictYamlError) as error:
+        raise CaseError(f"{path}: {error}") from error
 
 
 def explain(errors: Sequence[jsonschema.ValidationError]) -> str:
@@ -213,20 +220,6 @@ def explain(errors: Sequence[jsonschema.ValidationError]) -> str:
     if error.validator == "not":
         message = f"a case of this kind has no {error.validator_value['required'][0]}"
     return f"{error.json_path}: {show(message, 300)}"
-
-
-class StrictLoader(yaml.SafeLoader):
-    """YAML without repeated keys: the last of two would win silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the base class; raises ``yaml.YAMLError`` on a repeated key."""
-        seen = set()
-        for key_node, _ in node.value:
-            key = key_node.value
-            if key in seen:
-                raise yaml.YAMLError(f"key {key!r} stands twice{key_node.start_mark}")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def flaws(

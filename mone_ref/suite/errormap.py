@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.errors import GROUPS, Code
 
 CODES = GROUPS | {str(code) for code in Code if code.group in GROUPS}
@@ -57,7 +58,7 @@ def group(code: str) -> str:
 def load(path: Path) -> ErrorMap:
     """Read an error map. Raises ``ErrorMapError``."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_regular(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise ErrorMapError(f"{path}: {error}") from error
     try:

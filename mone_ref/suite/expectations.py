@@ -18,6 +18,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from mone_ref.backend import BackendInfo
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.suite.outcomes import Outcome, Result
 
 FIELDS = {"id", "outcome", "reason", "link", "when"}
@@ -81,7 +82,7 @@ class Agreement:
 def load(path: Path, case_ids: Collection[str]) -> tuple[Deviation, ...]:
     """Read an expectation file. Raises ``ExpectationError`` for everything that is not so."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_regular(path).decode("utf-8"))
         return parse(document, case_ids)
     except (OSError, ValueError) as error:
         raise ExpectationError(f"{path}: {error}") from error

@@ -16,9 +16,11 @@ from typing import Any
 
 import jinja2
 import jsonschema
-import yaml
 
+from mone_ref import strict_yaml
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.errors import show
+from mone_ref.strict_yaml import StrictYamlError
 from mone_ref.suite import clause_table, text
 from mone_ref.suite.cases import Case
 from mone_ref.suite.merge import chosen_by
@@ -93,9 +95,9 @@ SECTIONS = {
 def read(path: Path) -> dict[str, Any]:
     """Notes that keep the schema. Raises ``FindingsError``, ``OSError`` where there is no file."""
     try:
-        notes: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise FindingsError(f"{path}: {' '.join(str(error).split())}") from error
+        notes: Any = strict_yaml.parse(read_regular(path))
+    except StrictYamlError as error:
+        raise FindingsError(f"{path}: {error}") from error
     schema = json.loads(Path(__file__).with_suffix(".schema.json").read_text(encoding="utf-8"))
     broken = jsonschema.exceptions.best_match(
         jsonschema.Draft202012Validator(schema).iter_errors(notes)
@@ -214,7 +216,7 @@ def render(
 def source(script: Path) -> str:
     """The text of a script. Raises ``FindingsError``, ``OSError``."""
     try:
-        return script.read_text(encoding="utf-8")
+        return read_regular(script).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FindingsError(f"{script}: {error}") from error
 

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mone_ref.checkpoint.opening import require_regular
 from mone_ref.fill.ranks import FILE
 
 
@@ -69,6 +70,7 @@ def read(path: Path) -> Golden:
 def _read_file(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     """Names of budgets and all tensors of one file."""
     try:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -19,6 +19,7 @@ import jsonschema
 
 from mone_ref import __version__
 from mone_ref.backend import BackendInfo
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.errors import show
 from mone_ref.fill import pins
 from mone_ref.suite import spec
@@ -167,7 +168,7 @@ def own_hash(fixtures: Path) -> str:
 
 def read(path: Path) -> Report:
     """Read a whole report. Raises ``ReportError`` when a line is missing, broken or misplaced."""
-    lines = [parse(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)]
+    lines = [parse(number, line) for number, line in enumerate(read_regular(path).splitlines(), 1)]
     if not lines or lines[0]["kind"] != "header":
         raise ReportError("line 1: a report starts with its header")
     check_order(lines)

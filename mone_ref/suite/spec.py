@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
+from mone_ref.checkpoint.opening import read_regular
 from mone_ref.suite import data
 
 SOURCE_SECTIONS = frozenset(
@@ -243,7 +244,7 @@ def source_hash(text: str) -> str:
 
 def file_hash(path: Path) -> str:
     """The sha256 of a copy of the source document, byte for byte."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 # -- clauses against cases
