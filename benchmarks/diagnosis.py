@@ -29,7 +29,7 @@ from mone_ref.loading import Model
 from mone_ref.suite import cases as case_files
 from mone_ref.suite import data
 from mone_ref.suite.cases import Case
-from mone_ref.suite.diagnosis import Diagnosis, Diagnostician, root_of
+from mone_ref.suite.diagnosis import NEAR, Diagnosis, Diagnostician, root_of
 from mone_ref.suite.mistakes import Mistakes
 from mone_ref.suite.planted import Planted
 from mone_ref.suite.runner import Harness
@@ -152,7 +152,9 @@ def note(
 
 def without_class(doctor: Diagnostician, fault: Fault, case: Case, dtype: str) -> Diagnostician:
     """A diagnostician whose library lacks everything that cannot be told from a fault there."""
-    own = doctor.class_on(case, dtype, dtype, fault)
+    seen = doctor.simulated(case, dtype, fault)
+    ranked = doctor.ranked(case, dtype, seen, doctor.yardstick(case, dtype, dtype))
+    own = {fault.id} | {one.name for one in ranked if one.distance.ratio <= NEAR}
     rest: Mapping[str, Fault] = {
         name: other
         for name, other in doctor.faults.items()

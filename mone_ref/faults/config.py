@@ -28,7 +28,6 @@ _check_one_form = dialects.check_one_form
 _check_fixed = explicit.check_fixed
 _check_router_semantics = explicit.check_router_semantics
 _index_place = explicit.index_place
-_names_experts = explicit.names_experts
 _expert_key = explicit.expert_key
 _warn_unknown = explicit.warn_unknown
 _warn_near_misses = dialects.warn_near_misses

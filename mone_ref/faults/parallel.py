@@ -20,7 +20,6 @@ from mone_ref.moe import MoeLayer
 from mone_ref.precision import Precision
 
 # The right steps, bound before anything is planted.
-_adds_constants = right.adds_constants
 _build = right.build
 _constants = moe.constants
 _partial = right.partial

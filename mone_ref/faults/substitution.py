@@ -22,7 +22,6 @@ from mone_ref.precision import Precision
 _build = layers.build
 _constant_sum = substitution.constant_sum
 _constants = moe.constants
-_padded = layers.padded
 _rewrite_routes = substitution.rewrite_routes
 
 

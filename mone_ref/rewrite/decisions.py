@@ -56,7 +56,7 @@ def decide(plan: Plan, structure: Structure) -> Decisions:
     problems += _already_substituted(plan, structure)
     drops = plan.mtp is Mtp.DROP and any(map(structure.is_mtp, structure.checkpoint.tensors))
     if plan.kind is Kind.PRUNE:
-        problems += _left_out(plan, structure, layers)
+        problems += _left_out(plan, structure)
         problems += _counts(plan, structure, choices)
     else:
         problems += _other_stacks(plan, structure, layers)
@@ -138,9 +138,7 @@ def _other_stacks(
             yield plan.problem(Code.PLAN_LAYER, child(LAYERS, key), plain(key), expected)
 
 
-def _left_out(
-    plan: Plan, structure: Structure, layers: Mapping[str, MoeLayer]
-) -> Iterator[Problem]:
+def _left_out(plan: Plan, structure: Structure) -> Iterator[Problem]:
     """Layers that would keep the old width: the config has one count for all (E05)."""
     left = [key for layer in structure.decoder if (key := structure.key(layer)) not in plan.layers]
     if left:

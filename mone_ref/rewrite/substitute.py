@@ -54,7 +54,7 @@ def read_constants(plan: Plan, decisions: Decisions) -> tuple[Constants, list[Pr
         problems += _absent(plan, entries, list(needed))
         for name, choice in needed.items():
             if name in entries:
-                problems += _wrong(plan, entries[name], choice)
+                problems += _wrong(entries[name], choice)
         unused = [name for name in entries if name not in needed]
         if unused:
             expected, warning = "constants of substituted experts only", Severity.WARNING
@@ -95,7 +95,7 @@ def _absent(plan: Plan, entries: Mapping[str, TensorEntry], needed: list[str]) -
     return [_constant(absent[0], found, "one per substituted expert", plan.constants.name)]
 
 
-def _wrong(plan: Plan, entry: TensorEntry, choice: Choice) -> Iterator[Problem]:
+def _wrong(entry: TensorEntry, choice: Choice) -> Iterator[Problem]:
     """A constant is one vector of the hidden size in a float type (FMT-5)."""
     hidden = choice.layer.router.shape[1] if choice.layer.router else None
     if len(entry.shape) != 1 or hidden not in (None, *entry.shape):

@@ -164,7 +164,7 @@ class Diagnostician:
         if ranked[0].distance.ratio > NEAR:
             ranked = self.refined(case, seen, yardstick, ranked)
         self.ratios[case.id, dtype] = {each.name: each.distance.ratio for each in ranked}
-        diagnosis = self.concluded(case, ranked, yardstick)
+        diagnosis = self.concluded(ranked, yardstick)
         return self.placed(case, diagnosis, seen, yardstick, traces)
 
     def checkpoint(self, fixture: str) -> Path:
@@ -270,9 +270,7 @@ class Diagnostician:
         away, flips = explained
         return replace(one, distance=away, flips=tuple(flips))
 
-    def concluded(
-        self, case: Case, ranked: Sequence[Explanation], yardstick: Yardstick
-    ) -> Diagnosis:
+    def concluded(self, ranked: Sequence[Explanation], yardstick: Yardstick) -> Diagnosis:
         """The claim, if there is one."""
         winner = ranked[0]
         members, others = self.class_of(winner, ranked, yardstick)
@@ -312,13 +310,6 @@ class Diagnostician:
             elif root(other) != root(one):
                 others.append(other)
         return members, others
-
-    def class_on(self, case: Case, dtype: str, compute: str, fault: Fault) -> frozenset[str]:
-        """The faults that cannot be told from one of them on a case, itself included."""
-        seen = self.simulated(case, dtype, fault)
-        yardstick = self.yardstick(case, dtype, compute)
-        ranked = self.ranked(case, dtype, seen, yardstick)
-        return frozenset(one.name for one in ranked if one.distance.ratio <= NEAR) | {fault.id}
 
     def alike(self, one: Explanation, other: Explanation, yardstick: Yardstick) -> bool:
         """Whether two candidates answer equally, within the budget."""
