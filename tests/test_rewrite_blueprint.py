@@ -226,6 +226,15 @@ def test_no_mtp_layer_is_counted_after_a_drop(key: str, tmp_path: Path) -> None:
     assert document(dropped)[key] == 0
 
 
+@pytest.mark.parametrize("kind", ["prune", "substitute"])
+def test_a_count_of_mtp_layers_that_are_not_stored_goes_too(kind: str, tmp_path: Path) -> None:
+    config = small_moe.config(num_nextn_predict_layers=1)
+    source = small_moe.write(tmp_path / "in", per_expert(), config)
+    lists = {"0": [1, 3], "1": [4]}
+    plan = prune(KEEP, mtp="drop") if kind == "prune" else substitute(tmp_path, lists, mtp="drop")
+    assert document(made(source, plan))["num_nextn_predict_layers"] == 0
+
+
 def test_layers_of_an_encoder_do_not_end_the_decoder(tmp_path: Path) -> None:
     """Its layers past the encoder's last would be MTP layers, and dropped."""
     text = small_moe.config()
@@ -513,6 +522,84 @@ def test_b11_groups_are_filled_evenly(
     outcome = make.blueprint(source, prune({"0": keep}, top_k=top_k))
     errors = [p.code for p in outcome.problems if p.severity == "error"]
     assert errors == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize("key", ["n_group", "num_expert_group", "topk_group"])
+def test_groups_that_two_holders_tell_differently_are_a_conflict(key: str, tmp_path: Path) -> None:
+    config = small_moe.config(**{key: 3}, text_config=small_moe.config(**{key: 2}))
+    source = small_moe.write(tmp_path / "in", per_expert(), config)
+    (problem,) = make.blueprint(source, prune(KEEP)).problems
+    assert (problem.code, problem.where) == (Code.MODEL_FIELD_CONFLICT, f"$.{key}")
+    assert problem.found == f"3 here and 2 at $.text_config.{key}"
+    config["text_config"][key] = 3
+    same = small_moe.write(tmp_path / "same", per_expert(), config)
+    found = {one.code for one in make.blueprint(same, prune(KEEP)).problems}
+    assert Code.MODEL_FIELD_CONFLICT not in found
+
+
+def quantised(directory: Path, *entries: str) -> Path:
+    settings = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"]}},
+        "ignore": ["lm_head", *entries],
+    }
+    return small_moe.write(directory, per_expert(), small_moe.config(quantization_config=settings))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        r"re:.*mlp\.experts\.3\.up_proj$",
+        r"re:.*\.experts\.(?:0|1)\..*",
+        r"re:.*experts.[2-4].down_proj",
+        r"re:model\.layers\.\d+\.mlp\.experts\.1\d?\.",
+    ],
+)
+def test_a_pattern_with_numbers_of_experts_is_warned_of(entry: str, tmp_path: Path) -> None:
+    outcome = make.blueprint(quantised(tmp_path / "in", entry), prune(KEEP))
+    assert outcome.blueprint
+    (warning,) = [p for p in outcome.problems if p.where.startswith("$.quantization_config")]
+    assert (warning.code, str(warning.severity)) == (Code.ENGINE_LIMIT, "warning")
+    assert warning.where == "$.quantization_config.ignore[1]"
+    assert warning.found.endswith("which names experts by their old numbers")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        r"re:.*mlp\.experts\.\d+\.up_proj$",
+        r"re:.*mlp\.experts\.[0-9]{1,3}\.w1",
+        r"re:.*mlp\.shared_experts\.0\.up_proj",
+        r"re:.*mlp\.experts.*w13",
+        r"re:.*layers\.1\..*",
+        r"re:.*mlp\.experts.*",
+        "model.layers.0.mlp.experts",
+        "model.layers.0.mlp.experts.0.up_proj",  # stays number 0
+        "model.layers.7.mlp.experts.3.up_proj",  # a layer that is not there
+        "model.layers.0.mlp.experts.9.up_proj",  # an expert that is not there
+    ],
+)
+def test_an_entry_that_holds_for_the_same_experts_passes(entry: str, tmp_path: Path) -> None:
+    outcome = make.blueprint(quantised(tmp_path / "in", entry), prune(KEEP))
+    assert [p.where for p in outcome.problems] == ["$.layers"]  # the count without a kernel
+
+
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        ("model.layers.0.mlp.experts.2.up_proj", "an expert that becomes number 1"),
+        ("layers.0.mlp.experts.5", "an expert that becomes number 2"),
+        ("language_model.model.layers.1.mlp.experts.0.up_proj", "an expert that is not kept"),
+    ],
+)
+def test_a_name_of_an_expert_whose_number_changes_is_refused(
+    entry: str, change: str, tmp_path: Path
+) -> None:
+    outcome = make.blueprint(quantised(tmp_path / "in", entry), prune(KEEP))
+    assert outcome.blueprint is None
+    (problem,) = outcome.problems
+    assert (problem.code, problem.where) == (Code.MODEL_FIELD, "$.quantization_config.ignore[1]")
+    assert problem.found == f"'{entry}', {change}"
 
 
 def test_an_expert_count_without_a_kernel_is_a_warning(tmp_path: Path) -> None:

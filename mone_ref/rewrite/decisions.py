@@ -13,6 +13,7 @@ from mone_ref.declaration import APPROX
 from mone_ref.errors import Code, Problem, show
 from mone_ref.fields import ROOT, Fields
 from mone_ref.rewrite.plan import Form, Kind, LayerPlan, Mtp, Plan
+from mone_ref.rewrite.settings import MTP_KEYS, integers
 from mone_ref.rewrite.structure import MoeLayer, Structure
 from mone_ref.strict_json import child
 
@@ -54,7 +55,7 @@ def decide(plan: Plan, structure: Structure) -> Decisions:
         if not wrong:
             choices.append(Choice(layer, _kept(plan.layers[key], layer)))
     problems += _already_substituted(plan, structure)
-    drops = plan.mtp is Mtp.DROP and any(map(structure.is_mtp, structure.checkpoint.tensors))
+    drops = plan.mtp is Mtp.DROP and _has_mtp(structure)
     if plan.kind is Kind.PRUNE:
         problems += _left_out(plan, structure)
         problems += _counts(plan, structure, choices)
@@ -150,6 +151,13 @@ def _left_out(plan: Plan, structure: Structure) -> Iterator[Problem]:
         found = f"experts in {some(stacks, 'other stack')}"
         expected = "one stack with experts: whose counts the config means cannot be told"
         yield plan.problem(Code.PLAN_LAYER, LAYERS, found, expected)
+
+
+def _has_mtp(structure: Structure) -> bool:
+    """Whether MTP layers are stored, or counted in the config without being stored."""
+    counted = structure.settings.find(MTP_KEYS)
+    is_counted = any(any(integers(found.value)) for found in counted)
+    return is_counted or any(map(structure.is_mtp, structure.checkpoint.tensors))
 
 
 def _mtp(plan: Plan, structure: Structure, layers: Mapping[str, MoeLayer]) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from mone_ref.checkpoint.text import some
 from mone_ref.config import FILE
 from mone_ref.errors import Code, Phase, Problem, Severity, show
 from mone_ref.fields import ROOT
-from mone_ref.rewrite import config_edit, cut, names
+from mone_ref.rewrite import config_edit, cut, expert_patterns, names
 from mone_ref.rewrite.blueprint import OutputTensor
 from mone_ref.rewrite.config_edit import Document
 from mone_ref.rewrite.decisions import Choice, Decisions
@@ -64,6 +64,7 @@ def _rows(structure: Structure, choice: Choice) -> Iterator[tuple[str, list[Outp
 def problems(structure: Structure, decisions: Decisions) -> Iterator[Problem]:
     """Tensors that cannot be cut, and counts that would stay as they are."""
     yield from _uncounted(structure, decisions)
+    yield from expert_patterns.problems(structure, decisions)
     for choice in decisions.choices:
         yield from _uncut(structure, choice)
 
@@ -114,22 +115,6 @@ def limits(structure: Structure, plan: Plan, decisions: Decisions) -> Iterator[P
         found = some([layer.place.path for layer in structure.mtp], "MTP layer")
         expected = f"{kept} experts there too: engines size them by the config's one count"
         yield _limit("$.mtp", f"{found} at full width", expected, plan.file)
-    named = _named_experts(structure.settings.document.get("quantization_config"))
-    if named:
-        expected = "no ids of single experts, since they change"
-        yield _limit("$.quantization_config", some(named, "module name"), expected, "config.json")
-
-
-def _named_experts(value: object) -> list[str]:
-    """Text that names a single expert, anywhere in a config object."""
-    if isinstance(value, str):
-        return [value] if (parts := names.split(value + ".x")) and _numbered(parts[1]) else []
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [name for item in items for name in _named_experts(item)]
-
-
-def _numbered(rest: str) -> bool:
-    return names.expert_of(rest) is not None
 
 
 def _limit(where: str, found: str, expected: str, file: str) -> Problem:

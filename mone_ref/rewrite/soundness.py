@@ -14,7 +14,7 @@ from mone_ref.declaration import APPROX
 from mone_ref.errors import Code, Phase, Problem, show
 from mone_ref.fields import ROOT, Fields
 from mone_ref.rewrite import names
-from mone_ref.rewrite.settings import COUNT_KEYS, TOP_K_KEYS, conflicts
+from mone_ref.rewrite.settings import CHOSEN_KEYS, COUNT_KEYS, GROUP_KEYS, TOP_K_KEYS, conflicts
 from mone_ref.rewrite.structure import Layout, MoeLayer, Structure
 from mone_ref.strict_json import child
 
@@ -28,6 +28,8 @@ def problems(structure: Structure) -> Iterator[Problem]:
         return
     yield from conflicts(structure.settings, COUNT_KEYS)
     yield from conflicts(structure.settings, TOP_K_KEYS)
+    yield from conflicts(structure.settings, GROUP_KEYS)
+    yield from conflicts(structure.settings, CHOSEN_KEYS)
     yield from unrecognised(structure)
     yield from no_experts(structure)
     if structure.layers:
