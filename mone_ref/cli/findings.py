@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from mone_ref.cli.failure import fail
 from mone_ref.suite import cases, data, findings, report, spec
 from mone_ref.suite.cases import CaseError
 from mone_ref.suite.findings import FindingsError
-from mone_ref.suite.printable import printable
 from mone_ref.suite.report import ReportError
 from mone_ref.suite.spec import SpecError
 
@@ -45,32 +45,26 @@ def write_findings(
     """
     places = [path.resolve() for path in (run, notes, out, excerpt) if path is not None]
     if len(set(places)) < len(places):
-        _fail("expected a different file for the report, --notes, --out and --excerpt", 2)
+        fail("expected a different file for the report, --notes, --out and --excerpt", 2)
     for path in (out, excerpt):
         if path is not None and path.exists() and not path.is_file():
-            _fail(f"{path}: not a regular file", 2)
+            fail(f"{path}: not a regular file", 2)
     try:
         judged, told, root = report.read(run), findings.read(notes), data.root()
         folder = findings.scripts(notes)
         page = findings.render(told, folder, judged, cases.load(root), spec.load(root))
     except ReportError as error:
-        _fail(f"{run}: {error}", 1)
+        fail(f"{run}: {error}", 1)
     except FindingsError as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}", 2)
+        fail(f"{error.filename}: {error.strerror}", 2)
     except (CaseError, SpecError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     try:
         out.write_text(page, encoding="utf-8")
         if excerpt is not None:
             findings.write_excerpt(judged, excerpt)
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}", 2)
+        fail(f"{error.filename}: {error.strerror}", 2)
     typer.echo(f"{len(told['findings'])} findings written to {out}")
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    """One line on stderr."""
-    typer.echo(printable(f"error: {' '.join(message.split())}"), err=True)
-    raise typer.Exit(status)

@@ -13,6 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
+from mone_ref.cli.failure import fail
 from mone_ref.errors import Rejected
 from mone_ref.fill import fixture, layer_golden, pins
 from mone_ref.fill import ranks as rank_budgets
@@ -44,8 +45,7 @@ def fill(
     try:
         made = fixture.fill_pair(recipes.read(recipe), out)
     except (RecipeError, Rejected, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1)
     for one in made:
         typer.echo(f"filled {one.directory}")
 
@@ -70,8 +70,7 @@ def check(
             if not as_json:
                 tell(name, differences)
     except (RecipeError, Rejected, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1)
     if not names:
         found["SHA256SUMS"] = pins.differences(place)
         if not as_json:
@@ -97,8 +96,7 @@ def pin(
         select(root, [])
         pins.write(root)
     except (RecipeError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1)
     typer.echo(f"pinned {root / pins.PINS}")
 
 
@@ -117,8 +115,7 @@ def layers() -> None:
             path.write_text(layer_golden.as_text(made), encoding="utf-8")
             typer.echo(f"wrote {path}")
     except (CaseError, LayerRecipeError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1)
 
 
 @app.command("ranks")
@@ -130,8 +127,7 @@ def ranks(root: Root = None) -> None:
                 names = fixture.add_ranks(one)
                 typer.echo(f"{one.directory.name}: {', '.join(names) or 'no size divides'}")
     except (RecipeError, Rejected, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1)
 
 
 @app.command("list")
@@ -141,8 +137,7 @@ def list_fixtures(root: Root = None, as_json: AsJson = False) -> None:
     try:
         rows = [describe(one) for one in select(place, [])]
     except RecipeError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error), 1)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return

@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from mone_ref import backends
+from mone_ref.cli.failure import fail
 from mone_ref.errors import show
 from mone_ref.faults import FAULTS, Fault
 from mone_ref.faults.plant import StaleFault
@@ -125,9 +126,3 @@ def check_place(path: Path | None) -> None:
         fail(f"{path}: no place for a file")
     if not os.access(place, os.W_OK):
         fail(f"{path}: cannot be written")
-
-
-def fail(message: str) -> NoReturn:
-    """One line on stderr, exit status 2."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)

@@ -6,10 +6,11 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from mone_ref.cli.failure import fail
 from mone_ref.suite import clause_table, data, page
 from mone_ref.suite.cases import CaseError
 from mone_ref.suite.merge import Merged, merge
@@ -41,17 +42,17 @@ def write_report(
     the others or the installed suite, 2 when a file cannot be read or written.
     """
     if out is None and not as_json:
-        _fail("expected --out FILE.html, --json or both", 2)
+        fail("expected --out FILE.html, --json or both", 2)
     if out is not None and out.resolve() in {path.resolve() for path in reports}:
-        _fail(f"{out}: is one of the reports", 2)
+        fail(f"{out}: is one of the reports", 2)
     if out is not None and out.exists() and not out.is_file():
-        _fail(f"{out}: not a regular file", 2)
+        fail(f"{out}: not a regular file", 2)
     try:
         merged = merge(reports, data.root())
     except ReportError as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
     except (OSError, CaseError, SpecError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     if out is not None:
         _write(merged, out, quiet=as_json)
     if as_json:
@@ -64,7 +65,7 @@ def _write(merged: Merged, out: Path, quiet: bool) -> None:
     try:
         _replace(out, content)
     except OSError as error:
-        _fail(f"{out}: {error.strerror}", 2)
+        fail(f"{out}: {error.strerror}", 2)
     if quiet:
         return
     for engine in merged.engines:
@@ -84,9 +85,3 @@ def _replace(out: Path, content: str) -> None:
     except OSError:
         Path(name).unlink()
         raise
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    """One line on stderr."""
-    typer.echo(printable(f"error: {' '.join(message.split())}"), err=True)
-    raise typer.Exit(status)

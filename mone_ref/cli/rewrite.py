@@ -108,7 +108,7 @@ def write(blueprint: Blueprint, out: Path, said: Mapping[str, Any], restart: boo
 
     Raises ``Rejected``, ``Interrupted``.
     """
-    size = sum(tensor.size for shard in blueprint.shards for tensor in shard.tensors)
+    size = blueprint.tensor_bytes
     with progress.interruptible(), progress.shown("rewrite", size) as advance:
         return writer.write(blueprint, out, said, restart=restart, advance=advance)
 

@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from mone_ref.cli.failure import fail
 from mone_ref.errors import show
 from mone_ref.faults import FAULTS, Fault
 from mone_ref.suite import cases, data, spec
@@ -51,12 +52,12 @@ def show_spec(
     """List the clauses with their cases, or print the named ones in full."""
     if check_source is not None:
         if names or as_json:
-            _fail("--check-source takes no clause and no --json")
+            fail("--check-source takes no clause and no --json")
         raise typer.Exit(0 if _is_the_source(check_source) else 1)
     try:
         entries = _entries(data.root())
     except (cases.CaseError, spec.SpecError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     chosen = _choose(entries, names or [])
     if as_json:
         typer.echo(json.dumps([_as_dict(entry) for entry in chosen], indent=2))
@@ -67,18 +68,12 @@ def show_spec(
             typer.echo(line)
 
 
-def _fail(message: str) -> NoReturn:
-    """One line on stderr, exit status 2."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
-
-
 def _is_the_source(copy: Path) -> bool:
     """Print whether a copy of the source document is the one SPEC.md restates."""
     try:
         pinned, found = spec.source_hash(spec.read_text()), spec.file_hash(copy)
     except (spec.SpecError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     if found == pinned:
         typer.echo(f"{copy} is the source document of SPEC.md, sha256 {pinned}")
     else:
@@ -110,7 +105,7 @@ def _choose(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
     known = {entry.clause.id: entry for entry in entries}
     unknown = [name for name in names if name.upper() not in known]
     if unknown:
-        _fail(f"no clause {', '.join(map(show, unknown))}; `mone-ref spec` lists them")
+        fail(f"no clause {', '.join(map(show, unknown))}; `mone-ref spec` lists them")
     return [known[name.upper()] for name in names] or list(entries)
 
 

@@ -44,8 +44,7 @@ def verify_directory(
     done: Verified | None = None
     try:
         said, blueprint = _expected(directory, source, plan_file)
-        size = sum(tensor.size for shard in blueprint.shards for tensor in shard.tensors)
-        with progress.shown("verify", size) as advance:
+        with progress.shown("verify", blueprint.tensor_bytes) as advance:
             done = verify.verify(directory, blueprint, said, advance=advance)
         found = done.problems
     except Rejected as rejected:

@@ -64,3 +64,13 @@ class Blueprint:
     shards: tuple[OutputShard, ...]
     documents: Mapping[str, bytes]
     copies: tuple[str, ...]
+
+    @property
+    def tensors(self) -> list[OutputTensor]:
+        """Those of every shard, in their order."""
+        return [tensor for shard in self.shards for tensor in shard.tensors]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """What all of them take, headers apart."""
+        return sum(tensor.size for tensor in self.tensors)

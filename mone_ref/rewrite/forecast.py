@@ -54,7 +54,7 @@ class Forecast:
 
 def forecast(structure: Structure, blueprint: Blueprint) -> Forecast:
     """Count a blueprint."""
-    made = [tensor for shard in blueprint.shards for tensor in shard.tensors]
+    made = blueprint.tensors
     stored, known = structure.checkpoint, Classifier(structure)
     before = Totals(sizes(known, stored.tensors.values()), len(stored.tensors), len(stored.files))
     after = Totals(sizes(known, made), len(made), len(blueprint.shards))
