@@ -115,7 +115,7 @@ def _between_files(
     ``names`` counts the different ones.
     """
     if names < sum(len(read.entries) for read in headers.values()):
-        yield from _stored_twice(headers)
+        yield from stored_twice(headers)
     if found.index:
         stored = {file: read.entries for file, read in headers.items()}
         yield from index.disagreements(found.index, stored)
@@ -124,7 +124,7 @@ def _between_files(
         yield from index.wrong_total(found.index, tensor_bytes, file_bytes)
 
 
-def _stored_twice(headers: Mapping[str, Header]) -> Iterator[Problem]:
+def stored_twice(headers: Mapping[str, Header]) -> Iterator[Problem]:
     """Names that more than one file holds (LOAD-9)."""
     first: dict[str, str] = {}
     for file, read in headers.items():
