@@ -111,6 +111,58 @@ def test_a_tensor_with_an_expert_axis_that_is_not_cut_stops_a_prune(
     assert codes(source, prune(KEEP)) == [Code.CANNOT_CUT]
 
 
+def experts_in_the_layer() -> small_moe.Tensors:
+    """Experts beside attention and a dense MLP, as in gemma4; some sizes equal their number."""
+    path = "model.layers.0"
+    shapes = {
+        "router.proj.weight": [4, HIDDEN],
+        "router.per_expert_scale": [4],
+        "experts.gate_up_proj": [4, 2 * INNER, HIDDEN],
+        "experts.down_proj": [4, HIDDEN, INNER],
+        "self_attn.k_norm.weight": [4],
+        "self_attn.k_proj.weight": [4, HIDDEN],
+        "post_feedforward_layernorm_1.weight": [4],
+        "mlp.up_proj.weight": [4, HIDDEN],
+        "layer_scalar": [1],
+    }
+    return small_moe.named({f"{path}.{name}": shape for name, shape in shapes.items()})
+
+
+def test_what_every_layer_has_stays_beside_experts_in_the_layer(tmp_path: Path) -> None:
+    config = small_moe.config(num_experts=4, num_hidden_layers=1)
+    source = small_moe.write(tmp_path / "in", experts_in_the_layer(), config)
+    result = contents(made(source, prune({"0": [1, 2]})))
+    shapes = {name.removeprefix("model.layers.0."): shape for name, (shape, _) in result.items()}
+    assert shapes == {
+        "router.proj.weight": (2, HIDDEN),
+        "router.per_expert_scale": (2,),
+        "experts.gate_up_proj": (2, 2 * INNER, HIDDEN),
+        "experts.down_proj": (2, HIDDEN, INNER),
+        "self_attn.k_norm.weight": (4,),
+        "self_attn.k_proj.weight": (4, HIDDEN),
+        "post_feedforward_layernorm_1.weight": (4,),
+        "mlp.up_proj.weight": (4, HIDDEN),
+        "layer_scalar": (1,),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("router.mix.weight", [HIDDEN, 4]), ("per_expert_gain", [4]), ("mlp.expert_mix", [4, 4])],
+)
+def test_an_unknown_tensor_beside_experts_in_the_layer_stops_a_prune(
+    name: str, shape: list[int], tmp_path: Path
+) -> None:
+    full = f"model.layers.0.{name}"
+    tensors = experts_in_the_layer() | {full: tensor(full, shape)}
+    config = small_moe.config(num_experts=4, num_hidden_layers=1)
+    outcome = make.blueprint(
+        small_moe.write(tmp_path / "in", tensors, config), prune({"0": [1, 2]})
+    )
+    assert outcome.blueprint is None
+    assert [(p.code, p.where) for p in outcome.problems] == [(Code.CANNOT_CUT, full)]
+
+
 def test_w6_fused_experts_are_cut_with_their_companions(tmp_path: Path) -> None:
     tensors = small_moe.fused(4) | {
         "model.layers.0.mlp.experts.gate_up_proj_scales": tensor("s", [4, 12, 2], "U8"),

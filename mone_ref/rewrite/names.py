@@ -81,6 +81,10 @@ REPLACEMENTS = "expert_replacements"
 REPLACEMENT = re.compile(rf"\.{REPLACEMENTS}\.{INDEX}\.value$", re.ASCII)
 
 ATTENTION = re.compile(r"(?:^|\.)(?:self_attn|attn|self_attention|attention|linear_attn)\.")
+NORM = re.compile(r"(?:^|[._])(?:layer)?norm(?:_[0-9]+)?\.(?:weight|bias)$")
+DENSE = ("mlp", "feed_forward", "ffn")
+"""Modules of an MLP that every token passes, where the experts lie beside it in the layer."""
+
 EMBEDDINGS = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)\.weight$"
 )
@@ -144,6 +148,13 @@ def part_of(text: str) -> Part | None:
         if text == projection or text.startswith((f"{projection}.", f"{projection}_")):
             return Part(projection, role, text.removeprefix(projection))
     return None
+
+
+def is_dense(inner: str) -> bool:
+    """Whether a tensor, named below its layer, is of a part that is there without experts too."""
+    module, _, rest = inner.partition(".")
+    is_mlp = module in DENSE and part_of(rest) is not None
+    return is_mlp or bool(ATTENTION.search(inner) or NORM.search(inner))
 
 
 def ending(name: str) -> str:

@@ -84,11 +84,14 @@ def _uncounted(structure: Structure, decisions: Decisions) -> Iterator[Problem]:
 def _uncut(structure: Structure, choice: Choice) -> Iterator[Problem]:
     """Whatever has, or may have, an expert axis and would stay at the old width."""
     layer, experts = choice.layer, choice.layer.num_experts
+    is_whole = layer.block == layer.place.path  # experts lie in the layer, beside attention
     tables = [f"{layer.block}.{table}" for table in names.EXPERT_TABLES]
     for entry in layer.beside:
         if entry.name in tables:
             yield _cannot(structure, entry, "a table of expert ids, which would all change")
-        elif experts in entry.shape and layer.block != layer.place.path:
+        elif is_whole and names.is_dense(entry.name.removeprefix(f"{layer.block}.")):
+            continue
+        elif experts in entry.shape:
             found = f"{show(list(entry.shape))}, of which one axis may be that of the experts"
             yield _cannot(structure, entry, found)
     for entry in (*layer.fused, *layer.row_tensors):
