@@ -132,6 +132,25 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda out: (out / "tokenizer.json").write_bytes(b"[]"),
         ["OUTPUT/bytes tokenizer.json: file: found byte 0 is 0x5b, expected 0x7b, byte 0 of"],
     ),
+    "a copied file that cannot be read": (
+        lambda out: (out / "tokenizer.json").chmod(0),
+        ["CHECKPOINT/unreadable tokenizer.json: file: found permission denied"],
+    ),
+    "a document that cannot be read": (
+        lambda out: (out / "config.json").chmod(0),
+        ["CHECKPOINT/unreadable config.json: file: found permission denied"],
+    ),
+    "a directory that cannot be looked into": (
+        lambda out: (out / "extra").chmod(0),
+        [
+            "CHECKPOINT/unreadable extra: file: found permission denied",
+            "OUTPUT/files extra/chat.jinja: file: found no such file",
+        ],
+    ),
+    "a directory too many that cannot be looked into": (
+        lambda out: (out / "more").mkdir(mode=0),
+        ["CHECKPOINT/unreadable more: file: found permission denied"],
+    ),
     "no manifest": (
         lambda out: (out / MANIFEST).unlink(),
         [f"OUTPUT/manifest {MANIFEST}: file: found no such file or directory"],
@@ -157,9 +176,8 @@ def test_damage_is_found_where_it_is(kind: str, made: Path, tmp_path: Path) -> N
     out = tmp_path / "out"
     shutil.copytree(made / "out", out)
     damage(out)
-    status, said = rewriting.run(
-        "verify", out, "--against", made / "source", "--plan", made / "plan.json"
-    )
+    words = ("--against", made / "source", "--plan", made / "plan.json")
+    status, said = rewriting.run("verify", out, *words, prefix=rewriting.WITHOUT_POWER)
     assert status == 1
     for part in expected:
         assert part in said

@@ -6,6 +6,7 @@ believed: its manifest is only held against what is found.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mone_ref.checkpoint.findings import flaw, unreadable
-from mone_ref.checkpoint.opening import leaves
+from mone_ref.checkpoint.opening import leaves, open_regular
 from mone_ref.errors import Code, Problem, Rejected, show
 from mone_ref.rewrite import documents, identity, manifest, source_state
 from mone_ref.rewrite.blueprint import Blueprint
@@ -43,8 +44,8 @@ def verify(
     """Compare a whole output directory with its blueprint and its manifest.
 
     ``plan`` is held against the manifest's where it is given. Codes: OUTPUT_BYTES,
-    OUTPUT_TENSORS, OUTPUT_FILES, OUTPUT_DOCUMENT, MANIFEST, HEADER and what else a broken
-    safetensors file gives. Raises ``Rejected`` where the source cannot be read
+    OUTPUT_TENSORS, OUTPUT_FILES, OUTPUT_DOCUMENT, MANIFEST, UNREADABLE, HEADER and what else a
+    broken safetensors file gives. Raises ``Rejected`` where the source cannot be read
     (UNREADABLE, TRUNCATED) or there is no output (NOT_A_CHECKPOINT).
     """
     require_readable(directory)
@@ -56,8 +57,12 @@ def verify(
 
     def check(file: OutputFile) -> Checked:
         path = directory / file.name
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file raises where a directory is closed
             return Checked((), "", 0)  # told with the other files that are missing
+        try:
+            open_regular(path).close()
+        except OSError as error:
+            return Checked((unreadable(file.name, error),), "", 0)
         if file.name in shards:
             return check_shard(path, shards[file.name], advance)
         if file.name in blueprint.documents:
@@ -79,13 +84,10 @@ def verify(
 def _names(directory: Path, wanted: tuple[OutputFile, ...]) -> Iterator[Problem]:
     """Files too few and too many, and those that lie elsewhere, where nobody proves them later."""
     planned = {file.name for file in wanted} | {manifest.NAME}
-    present = {
-        path.relative_to(directory).as_posix()
-        for path in directory.rglob("*")
-        if path.is_symlink() or not path.is_dir()
-    }
+    present, closed = _present(directory)
+    yield from closed
     for name in sorted(planned - {manifest.NAME}):
-        if not (directory / name).is_file():
+        if not os.path.isfile(directory / name):
             found = "a pipe, a device or a broken link" if name in present else "no such file"
             yield flaw(Code.OUTPUT_FILES, name, "file", found, "the file that is planned")
         elif leaves(directory / name, directory):
@@ -93,6 +95,18 @@ def _names(directory: Path, wanted: tuple[OutputFile, ...]) -> Iterator[Problem]
             yield flaw(Code.OUTPUT_FILES, name, "file", found, expected)
     for name in sorted(present - planned):
         yield flaw(Code.OUTPUT_FILES, name, "file", "a file", "none of this name")
+
+
+def _present(directory: Path) -> tuple[set[str], list[Problem]]:
+    """Files and links of a directory, and a problem for each part that cannot be looked into."""
+    present: set[str] = set()
+    closed: list[OSError] = []
+    for root, directories, files_ in os.walk(directory, onerror=closed.append):
+        here = Path(root).relative_to(directory)
+        links = [name for name in directories if os.path.islink(os.path.join(root, name))]
+        present |= {(here / name).as_posix() for name in (*files_, *links)}
+    parts = [(Path(error.filename).relative_to(directory).as_posix(), error) for error in closed]
+    return present, [unreadable(part, error) for part, error in parts]
 
 
 def _manifest_problems(
