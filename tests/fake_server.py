@@ -18,6 +18,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
@@ -85,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
         Handler.asked += 1
         match self.flaw:
             case "slow":
-                time.sleep(60)
+                time.sleep(600)
             case "answers 500":
                 return self.reply(500, {"error": "something broke"})
             case "closes the connection":
@@ -95,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
             case "dies later" if Handler.asked > 2:
                 os._exit(1)
             case "answers in company" if Handler.asked > 6:  # five prompts alone, then a list
-                Handler.company.wait(30)
+                Handler.company.wait(600)
             case "truncates":
                 return self.reply(200, self.completion(body), cut=100)
             case "endless":
@@ -188,6 +189,11 @@ class Handler(BaseHTTPRequestHandler):
         return [None, *rows]
 
 
+class Server(ThreadingHTTPServer):
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # and no name is looked up, which may wait for a network
+
+
 class Declined(Exception):
     pass
 
@@ -198,8 +204,8 @@ def likeliest(row: list[float], top: int) -> list[int]:
 
 def main(checkpoint: str, port: str, flaw: str) -> None:
     if flaw == "leaves children":
-        subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 60; sleep 60"])
-        subprocess.run(["sh", "-c", "sleep 60 &"], check=True)  # an orphan
+        subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600; sleep 600"])
+        subprocess.run(["sh", "-c", "sleep 600 &"], check=True)  # an orphan
     if flaw == "floods":
         line = "x" * 1000 + "\n"
         for _ in range(20_000):
@@ -213,7 +219,7 @@ def main(checkpoint: str, port: str, flaw: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Handler.flaw = flaw
     Handler.answers = goldens(Path(checkpoint))
-    ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+    Server(("127.0.0.1", int(port)), Handler).serve_forever()
 
 
 if __name__ == "__main__":

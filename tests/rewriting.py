@@ -8,11 +8,13 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import make_checkpoint
+from patience import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = replace(
@@ -58,7 +60,7 @@ def checkpoint(directory: Path, model: make_checkpoint.Model = MODEL) -> Path:
 
 
 def large(directory: Path) -> Path:
-    """As ``checkpoint``, of 340 MB in 12 shards: long enough to be stopped half way."""
+    """As ``checkpoint``, of 340 MB in 12 shards: several blocks in each."""
     config = {**MODEL.config, "hidden_size": 1024, "intermediate_size": 1024}
     sizes = {"hidden": 1024, "intermediate": 1024, "shards": 12, "layers": 4}
     return checkpoint(directory, replace(MODEL, config=config, **sizes))
@@ -72,11 +74,14 @@ def plan(path: Path, keep: list[int] = KEEP, layers: int = 4) -> Path:
 
 
 def start(
-    *arguments: object, prefix: tuple[str, ...] = (), **options: Any
+    *arguments: object,
+    prefix: tuple[str, ...] = (),
+    command: Sequence[str] = COMMAND,
+    **options: Any,
 ) -> subprocess.Popen[str]:
     """``mone-ref ARGUMENTS`` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [*prefix, *COMMAND, *map(str, arguments)]
+    words = [*prefix, *command, *map(str, arguments)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(words, env=environment, **pipes, **options)
 
@@ -84,7 +89,7 @@ def start(
 def run(*arguments: object, **options: Any) -> tuple[int, str]:
     """Exit code and output of ``mone-ref ARGUMENTS``."""
     process = start(*arguments, **options)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANG)
     assert "Traceback" not in out + err, out + err
     return process.returncode, out + err
 

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from handmade import ONE, bf16, index, safetensors, with_header, write
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from rewriting import WITHOUT_POWER
 from safetensors import SafetensorError, deserialize
 
 from mone_ref.checkpoint import Checkpoint
@@ -577,45 +577,42 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert found(Checkpoint.open(tmp_path)) == [(Code.UNREADABLE, E, FILE, "file")]
 
 
-UNPRIVILEGED = """
-import os, sys
+OPENED = """
+import sys
 from mone_ref.checkpoint import Checkpoint
-if os.geteuid() == 0:
-    os.seteuid(65534)  # root reads everything
 for path in sys.argv[1:]:
     print(*(f"{p.code} {p.file}" for p in Checkpoint.open(path).problems))
 """
 
 
-def test_without_permission_every_place_gives_its_code() -> None:
-    with tempfile.TemporaryDirectory() as root:
-        os.chmod(root, 0o755)  # pytest's own directories are closed to other users
-        file = write(Path(root) / "file", {FILE: GOOD})
-        listing = write(Path(root) / "listing", {FILE: GOOD})
-        shards = write(Path(root) / "shards", INDEXED)
-        cases = [
-            (file, file / FILE, f"CHECKPOINT/unreadable {FILE}"),
-            (listing, listing, "CHECKPOINT/not-a-directory ."),
-            (shards, shards / INDEX, f"CHECKPOINT/unreadable {INDEX}"),
-        ]
-        for _, closed, _ in cases:
-            closed.chmod(0)
-        run = subprocess.run(
-            [sys.executable, "-c", UNPRIVILEGED, *(str(path) for path, _, _ in cases)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=False,
-        )
-        for _, closed, _ in cases:
-            closed.chmod(0o755)
+def test_without_permission_every_place_gives_its_code(tmp_path: Path) -> None:
+    file = write(tmp_path / "file", {FILE: GOOD})
+    listing = write(tmp_path / "listing", {FILE: GOOD})
+    shards = write(tmp_path / "shards", INDEXED)
+    cases = [
+        (file, file / FILE, f"CHECKPOINT/unreadable {FILE}"),
+        (listing, listing, "CHECKPOINT/not-a-directory ."),
+        (shards, shards / INDEX, f"CHECKPOINT/unreadable {INDEX}"),
+    ]
+    for _, closed, _ in cases:
+        closed.chmod(0)
+    command = [*WITHOUT_POWER, sys.executable, "-c", OPENED]
+    run = subprocess.run(
+        [*command, *(str(path) for path, _, _ in cases)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    for _, closed, _ in cases:
+        closed.chmod(0o755)
     assert run.stdout.splitlines() == [text for _, _, text in cases], run.stderr
 
 
 # -- anything at all
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=200))
 def test_random_bytes_never_raise(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     for make in (lambda x: x, with_header):
@@ -636,7 +633,7 @@ ENTRY = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(entries=st.dictionaries(st.text(max_size=4), ENTRY | JSON, max_size=4), metadata=JSON)
 def test_a_header_is_accepted_exactly_when_the_safetensors_library_accepts_it(
     tmp_path_factory: pytest.TempPathFactory, entries: dict[str, Any], metadata: Any
@@ -656,7 +653,7 @@ def ranges(sizes: list[int]) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5),
     data_size=st.integers(0, 12),
@@ -692,7 +689,7 @@ def accepted_by_the_library(data: bytes) -> bool:
     return True
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(position=st.integers(0, len(GOOD) - 1), value=st.integers(0, 255))
 def test_one_changed_byte_never_raises(
     tmp_path_factory: pytest.TempPathFactory, position: int, value: int
@@ -701,7 +698,7 @@ def test_one_changed_byte_never_raises(
     opened(tmp_path_factory.getbasetemp() / "flips", FILE, data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(document=JSON | st.fixed_dictionaries({"weight_map": JSON, "metadata": JSON}))
 def test_any_index_never_raises(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     directory = write(tmp_path_factory.getbasetemp() / "indices", {"x.safetensors": one("a")})

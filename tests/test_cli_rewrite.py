@@ -11,6 +11,7 @@ from pathlib import Path
 import handmade
 import pytest
 import small_moe
+from patience import HANG
 from small_moe import per_expert
 from typer.testing import CliRunner
 
@@ -117,7 +118,7 @@ def test_w11_f26_only_headers_are_read(tmp_path: Path) -> None:
     )
     arguments = ["rewrite", str(source), "--plan", str(tmp_path / "plan.yaml"), "--dry-run"]
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=HANG
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "memory saved: 412.32 GB of weights (50.0 %)" in done.stdout
@@ -132,6 +133,6 @@ def test_no_framework_is_imported(command: str) -> None:
         "print(sorted({'torch', 'safetensors', 'transformers'} & set(sys.modules)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG, check=True
     )
     assert done.stdout == "[]\n"

@@ -121,7 +121,7 @@ def test_the_reverse_of_an_operation_is_its_counterpart(join, split):
     assert split.reverse == join
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     count=st.integers(1, 4),
@@ -196,7 +196,7 @@ DTYPES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps=STEPS, sizes=st.tuples(*[st.integers(1, 4)] * 3), dtype=DTYPES)
 def test_a_pipeline_there_and_back_gives_the_same_bytes_names_and_dtypes(steps, sizes, dtype):
     experts_, inner, hidden = sizes
@@ -464,7 +464,7 @@ def test_every_layout_gives_the_same_rows_and_goes_back_to_the_same_bytes(tmp_pa
     assert (tmp_path / "back.safetensors").read_bytes() == file.read_bytes()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     sizes=st.tuples(*[st.integers(1, 5)] * 3),
     layout=st.sampled_from(LAYOUTS),
@@ -489,7 +489,7 @@ def test_layouts_of_any_shape_and_dtype_go_there_and_back(sizes, layout, dtype):
     assert forms[0].keys().isdisjoint(forms[1].keys())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     sizes=st.tuples(*[st.integers(1, 4)] * 3),
     layout=st.sampled_from(LAYOUTS),
@@ -649,7 +649,7 @@ def test_parts_pass_through_no_buffer_where_they_can_be_read_into_place(large, m
     assert buffers.count(48) == buffers.count(-48) == 6 * 8  # [3, 4] in float32, each freed
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(order=st.permutations(range(8)), shards=st.integers(1, 3))
 def test_the_order_of_keys_and_shards_does_not_matter(tmp_path_factory, order, shards):
     tensors = list(projections(4).items())
@@ -665,7 +665,7 @@ def test_the_order_of_keys_and_shards_does_not_matter(tmp_path_factory, order, s
 
 def test_a_file_that_shrank_is_one_error_and_ends_every_thread(large):
     groups = grouped(large, [PACK])
-    before = threading.active_count()
+    before = set(threading.enumerate())
     cut = large.files[1]
     data = (large.directory / cut).read_bytes()
     (large.directory / cut).write_bytes(data[:-1])
@@ -673,7 +673,7 @@ def test_a_file_that_shrank_is_one_error_and_ends_every_thread(large):
         dict(stream(large, groups, limit=0))
     (problem,) = refusal.value.problems
     assert (problem.code, problem.file) == (Code.TRUNCATED, cut)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     (large.directory / cut).unlink()
     with pytest.raises(Rejected) as refusal:
         dict(stream(large, groups))
@@ -681,11 +681,11 @@ def test_a_file_that_shrank_is_one_error_and_ends_every_thread(large):
 
 
 def test_an_abandoned_stream_ends_every_thread(large):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     results = stream(large, grouped(large, [PACK]))
     next(results)
     results.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_type_that_torch_has_not_is_refused(tmp_path):

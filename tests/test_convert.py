@@ -237,7 +237,7 @@ def unknown_family(directory: Path, gone: dict[str, list[int]], **changes: Any) 
 IDS = st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     gone=st.dictionaries(st.sampled_from(["0", "1"]), IDS, min_size=1),
     note=st.sampled_from([{}, {"compression_config": {"by": "x", "transform_config": {"a": 1}}}]),

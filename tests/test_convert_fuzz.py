@@ -23,7 +23,7 @@ ODD = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     shapes=st.dictionaries(NAMES, SHAPES, max_size=8),
     config=CONFIGS,
@@ -87,7 +87,7 @@ def known(form: Form) -> dict[str, Any]:
     return {"config.json": document, "model.safetensors": handmade.safetensors(tensors)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @example(
     sound=unknown, form=Form.APPROX, path=[0, 0], value=[], drops=False, spoils=True
 )  # architectures

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG
 
 from mone_ref.suite import findings
 
@@ -30,7 +31,7 @@ for name in sys.argv[2:]:
 def printed() -> dict[str, str]:
     names = [entry["id"] for entry in FINDINGS]
     command = [sys.executable, "-c", RUN_EACH, str(findings.scripts(NOTES)), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
 

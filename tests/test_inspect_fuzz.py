@@ -40,7 +40,7 @@ CONFIGS = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(NAMES, SHAPES, max_size=8), CONFIGS, st.sampled_from(Kind))
 def test_no_header_and_no_config_raises(
     shapes: dict[str, list[int]], config: dict[str, Any], kind: Kind

@@ -11,6 +11,7 @@ from typing import Any
 
 import fake_engines as fakes
 import pytest
+from patience import HANG
 from test_suite_conform import conform
 from test_suite_fakes import BAD_UPDATE, CONTROL, MISSING, OUTPUT, ROWS, UPDATE, harness
 
@@ -45,7 +46,9 @@ def by_id() -> dict[str, cases.Case]:
 
 def isolated(kind: type[Backend]) -> Harness:
     engine = process.isolated(f"fake_engines:{kind.__name__}")
-    return Harness(engine, engine.describe(), ROOT, Options(error_map=WORDS))
+    return Harness(
+        engine, engine.describe(), ROOT, Options(HANG, 2 * HANG, error_map=WORDS, watchdog=False)
+    )
 
 
 def without_time(result: Result) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def test_what_ends_or_blocks_a_process_costs_one_case(kind, outcome, found, by_i
     guard = judge.bench.engine.guard
     guard.limit = 10.0 if kind is fakes.Sticks else guard.limit
     struck = judge.run(by_id[MISSING], "float32")
-    guard.limit = 120.0
+    guard.limit = HANG
     assert str(struck.outcome) == outcome
     assert found in struck.found
     assert str(judge.run(by_id[ROUTES], "float32").outcome) == "ok"
@@ -141,4 +144,4 @@ def test_the_worker_of_a_suite_that_is_gone_ends_itself(tmp_path):
     with subprocess.Popen(command, env=environment, pass_fds=(requests[0], answers[1])) as worker:
         for descriptor in (*requests, *answers):
             os.close(descriptor)
-        assert worker.wait(timeout=120) == 0
+        assert worker.wait(timeout=HANG) == 0

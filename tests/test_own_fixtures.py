@@ -12,6 +12,7 @@ import fake_engines as fakes
 import handmade
 import pytest
 import torch
+from patience import HANG
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -213,7 +214,7 @@ def test_the_command_takes_the_directory_although_pytest_has_an_option_of_that_n
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "outcomes     2 ok" in done.stdout

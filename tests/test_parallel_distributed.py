@@ -6,11 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import distributed_ranks as program
 import pytest
 import torch
+import torch.distributed as dist
+from patience import HANG
 from safetensors.torch import load_file, save_file
 
 from mone_ref import loading
@@ -19,44 +23,57 @@ from mone_ref.parallel import __main__ as command
 from mone_ref.parallel import model
 from mone_ref.parallel.plan import Plan
 
-LIMIT = 120
-"""Seconds after which processes that wait for each other are ended."""
+LOOPBACK = socket.if_indextoname(1)
+"""All ranks are here: no name of this machine is looked up, and no other interface is needed."""
 DTYPES = (torch.float32, torch.bfloat16)
 OLMOE = program.checkpoint("olmoe-ranks")
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+@contextmanager
+def meeting_point(ranks: int) -> Iterator[dict[str, str]]:
+    """Where ranks find each other, as their environment.
+
+    The store is held here, as torchrun holds it: a port that was only looked for could be
+    somebody else's by the time rank 0 comes to it.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield os.environ | {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(ranks),
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+    }
+
+
+def ended(
+    commands: Sequence[Sequence[str]], shared: Mapping[str, str]
+) -> tuple[list[subprocess.Popen[str]], list[tuple[str, str]]]:
+    """One process a rank, all of which have ended, and what they printed."""
+    started = [
+        subprocess.Popen(
+            command,
+            env={**shared, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, command in enumerate(commands)
+    ]
+    try:
+        return started, [process.communicate(timeout=HANG) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory):
     """What each of four processes saw and printed; all of them have ended."""
     out = tmp_path_factory.mktemp("ranks")
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "4",
-        "OMP_NUM_THREADS": "1",
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, program.__file__, str(out)],
-            env=shared | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    try:
-        printed = [process.communicate(timeout=LIMIT) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    with meeting_point(4) as shared:
+        started, printed = ended([[sys.executable, program.__file__, str(out)]] * 4, shared)
     for process, (_, errors) in zip(started, printed, strict=True):
         assert process.returncode == 0, errors
     return [load_file(out / f"{rank}.safetensors") for rank in range(4)], [o for o, _ in printed]
@@ -133,13 +150,14 @@ def test_refused_changes_change_nothing_and_updates_reach_every_rank(ranks):
 
 
 def run(arguments: list[str], processes: int) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-    torchrun += [f"--master-port={free_port()}"]
+    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+    torchrun += ["--local-addr=127.0.0.1"]
     return subprocess.run(
         [sys.executable, *torchrun, "-m", "mone_ref.parallel", *arguments],
+        env=os.environ | {"GLOO_SOCKET_IFNAME": LOOPBACK},
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=HANG,
         check=False,
     )
 
@@ -184,29 +202,13 @@ def test_a_rank_that_goes_ends_the_others_with_one_line(tmp_path: Path):
     """Rank 1 alone is given an update that is no file, and ends before the ranks compare."""
     constants = tmp_path / "constants.safetensors"
     save_file(program.constants_of("olmoe-ranks"), constants)
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "TORCHELASTIC_RUN_ID": "test",
-    }
     words = [str(OLMOE), "--tokens", "1,5,9", "--tp", "2", "--update"]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "mone_ref.parallel", *words, update],
-            env=shared | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, update in enumerate((str(constants), str(tmp_path / "none")))
+    commands = [
+        [sys.executable, "-m", "mone_ref.parallel", *words, str(update)]
+        for update in (constants, tmp_path / "none")
     ]
-    try:
-        printed = [process.communicate(timeout=LIMIT) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    with meeting_point(2) as shared:
+        started, printed = ended(commands, shared | {"TORCHELASTIC_RUN_ID": "test"})
     assert [process.returncode for process in started] == [3, 2]
     assert [out for out, _ in printed] == ["", ""]
     (told,) = [line for line in printed[0][1].splitlines() if line.startswith("error")]

@@ -15,9 +15,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from test_protocol_faults import all_gone, members, within_seconds
+from patience import HANG, comes_true
+from test_protocol_faults import all_gone, members
 
 from mone_ref import backend, backends
 from mone_ref.backend import LayerSession, LayerSpec, LoadOptions, Scores, Session
@@ -87,7 +88,6 @@ JSON = st.recursive(
 KEYS = st.sampled_from(("seq", "answer", "session", "tensors", "abilities", "evidence", "protocol"))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(KEYS, JSON | st.sampled_from(("ok", "refused", "failed", 1))))
 def test_any_answer_fits_the_schema_or_is_a_breach(answer):
     line = messages.encode(answer)
@@ -372,25 +372,30 @@ def test_an_engine_does_not_outlive_the_suite(end):
         assert len(members(int(group))) >= 2
         assert Path(directory).is_dir()
         suite.send_signal(end)
-        suite.wait(timeout=60)
+        suite.wait(timeout=HANG)
         assert all_gone([int(group)])
-        assert within_seconds(30, lambda: not Path(directory).exists())
+        assert comes_true(lambda: not Path(directory).exists())
     finally:
         suite.kill()
         suite.communicate()
 
 
+INTERRUPTS = """
+import os, signal, time
+os.read(int(os.environ["MONE_REF_READ_FD"]), 1)  # the request is on its way, and not answered
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(600)
+"""
+
+
 def test_an_interrupt_in_the_middle_of_a_request_ends_the_engine():
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
-    talk = Conversation([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
+    talk = Conversation([sys.executable, "-c", INTERRUPTS], os.environ)
     group = talk._child.pid
-    previous = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(KeyboardInterrupt):
-            talk.start(60.0)
+            talk.start(HANG)
     finally:
-        signal.signal(signal.SIGALRM, previous)
         signal.signal(signal.SIGINT, heard)
     assert talk.over == "the engine's process was ended during start, without an answer"
     with pytest.raises(backend.Crashed, match="was ended during start"):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import HANG, comes_true
 
 from mone_ref.backend import LoadOptions
 from mone_ref.backends import BackendError, conversation
@@ -44,6 +43,12 @@ def by_id() -> dict[str, cases.Case]:
     return {case.id: case for case in cases.load(ROOT)}
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """A process that has closed its pipes is waited for until it ends, however long that takes."""
+    monkeypatch.setattr(conversation, "CLOSED_GRACE", HANG)
+
+
 @pytest.fixture
 def started(monkeypatch) -> list[int]:
     """The process group of every engine that a test starts; at its end all must be empty."""
@@ -59,12 +64,12 @@ def started(monkeypatch) -> list[int]:
 
 
 def engine(fault: str) -> ProcessBackend:
-    return ProcessBackend([sys.executable, ENGINE, fault], 60.0, os.environ)
+    return ProcessBackend([sys.executable, ENGINE, fault], HANG, os.environ)
 
 
-def harness(fault: str, limit: float = 60.0, case_limit: float = 1800.0) -> Harness:
+def harness(fault: str, case_limit: float = 2 * HANG) -> Harness:
     backend = engine(fault)
-    told = Options(time_limit=limit, case_limit=case_limit, error_map=WORDS)
+    told = Options(HANG, case_limit, error_map=WORDS, watchdog=False)
     return Harness(backend, backend.describe(), ROOT, told)
 
 
@@ -82,19 +87,9 @@ def members(group: int) -> list[str]:
     return found
 
 
-def within_seconds(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def all_gone(groups: list[int]) -> bool:
-    """Whether every group is empty, soon: the kernel takes a moment to end what was killed."""
-    return within_seconds(30, lambda: not any(members(group) for group in groups))
+    """Whether every group becomes empty: the kernel takes a moment to end what was killed."""
+    return comes_true(lambda: not any(members(group) for group in groups))
 
 
 # Fault -> outcome of the case it strikes in, and words of the reason.
@@ -152,7 +147,8 @@ STRUCK = {
 
 @pytest.mark.parametrize("fault", STRUCK)
 def test_a_fault_costs_its_case_and_no_other(fault, by_id, started, monkeypatch):
-    monkeypatch.setattr(conversation, "CLOSED_GRACE", 0.5 if fault == "close_pipes" else 30.0)
+    if fault == "close_pipes":
+        monkeypatch.setattr(conversation, "CLOSED_GRACE", 0.5)
     judge = harness(fault)
     struck = judge.run(by_id[SCORED], "float32")
     after = judge.run(by_id[LAYER], "float32")
@@ -193,10 +189,10 @@ def test_what_is_no_fault_of_the_protocol_costs_nothing(fault, by_id, started):
 
 @pytest.mark.parametrize("fault", ["hang", "hang_with_descendants"])
 def test_a_hang_is_ended_with_all_descendants(fault, by_id, started):
-    judge = harness(fault, limit=5.0)
+    judge = harness(fault)
     struck = judge.run(by_id[SCORED], "float32")
     assert str(struck.outcome) == "timeout"
-    assert "no answer within 5 s" in struck.found
+    assert f"no answer within {HANG:g} s" in struck.found
     assert ("so far" in struck.evidence) == (fault == "hang")
     assert all_gone(started)
     assert str(judge.run(by_id[LAYER], "float32").outcome) == "ok"
@@ -206,7 +202,7 @@ def test_a_hang_is_ended_with_all_descendants(fault, by_id, started):
 
 
 def test_a_case_has_a_limit_of_its_own(by_id, started):
-    judge = harness("hang", case_limit=3.0)
+    judge = harness("hang_at_load", case_limit=3.0)
     struck = judge.run(by_id[SCORED], "float32")
     assert str(struck.outcome) == "timeout"
     assert "the case was not over within 3 s" in struck.found
@@ -214,6 +210,7 @@ def test_a_case_has_a_limit_of_its_own(by_id, started):
     again = judge.run(by_id[SCORED], "float32")
     assert len(started) == 2
     assert "the case was not over within 3 s" in again.found
+    judge.bench.engine.guard.case_limit = HANG
     assert str(judge.run(by_id[LAYER], "float32").outcome) == "ok"
     assert judge.close() is None
     assert all_gone(started)
@@ -242,7 +239,7 @@ def test_an_engine_is_started_again_only_when_it_must(by_id, started):
 def test_a_process_that_died_between_two_requests_is_told_at_the_next(by_id, started):
     judge = harness("dies_idle")
     assert "no tensor" not in judge.run(by_id[SCORED], "float32").found
-    assert all_gone(started)
+    os.waitid(os.P_PID, started[0], os.WEXITED | os.WNOWAIT)
     struck = judge.run(by_id[LAYER], "float32")
     assert str(struck.outcome) == "crashed"
     assert "the engine's process exited with code 5 before build_layer" in struck.found
@@ -366,7 +363,7 @@ def test_an_engine_must_be_the_same_after_a_restart(by_id, started, tmp_path):
     script = tmp_path / "engine.sh"
     script.write_text(f'V="$(cat {tmp_path}/v)"; exec {sys.executable} {ENGINE} "$V"\n')
     (tmp_path / "v").write_text("exit_3")
-    backend = ProcessBackend(["sh", str(script)], 60.0, os.environ)
+    backend = ProcessBackend(["sh", str(script)], HANG, os.environ)
     judge = Harness(backend, backend.describe(), ROOT)
     (tmp_path / "v").write_text("other_version")
     assert str(judge.run(by_id[SCORED], "float32").outcome) == "crashed"

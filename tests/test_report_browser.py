@@ -28,6 +28,7 @@ FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",  # containers give it 64 MB
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

@@ -7,12 +7,13 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import rewriting
+from patience import HANG
 
 ROWS = (rewriting.ROOT / "docs" / "rewrite.md").read_text(encoding="utf-8").splitlines()
 
@@ -83,15 +84,38 @@ def resumes(root: Path, out: Path) -> str:
     return "goes on"
 
 
+HOLDS_ITSELF = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from mone_ref.cli import main
+
+partial, shards, looking = Path(sys.argv.pop(1)), int(sys.argv.pop(1)), threading.Lock()
+
+def look(event, _):
+    if event != "open" or not looking.acquire(blocking=False):
+        return  # not in the midst of a file, or this very look
+    if (partial / "output").exists():
+        names = json.loads((partial / "journal.json").read_bytes())["finished"]
+        if sum(name.endswith(".safetensors") for name in names) >= shards:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return  # once
+    looking.release()
+
+sys.addaudithook(look)
+main()
+"""
+"""The command. Whoever watched it from outside might look too late: it stops itself where a file is
+opened next to so many finished shards."""
+
+
 def stopped(root: Path, out: Path, shards: int) -> subprocess.Popen[str]:
-    """A rewrite held at the moment at which so many shards are finished."""
-    process = rewriting.start(*arguments(root, out))
-    deadline = time.monotonic() + 60
-    while not (partial(out) / "output").exists() or len(finished(out)) < shards:
-        assert process.poll() is None, "it ended before it could be stopped"
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
-    process.send_signal(signal.SIGSTOP)
+    """A rewrite held at a moment at which so many shards are finished, and not all."""
+    held = (sys.executable, "-c", HOLDS_ITSELF, str(partial(out)), str(shards))
+    process = rewriting.start(*arguments(root, out), command=held)
+    how = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert how is not None
+    assert how.si_code == os.CLD_STOPPED, process.communicate()
+    assert shards <= len(finished(out)) < 12
     return process
 
 
@@ -111,7 +135,7 @@ def test_a_signal_leaves_what_can_go_on(
     process = stopped(made, out, shards)
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
-    said = "".join(process.communicate(timeout=60))
+    said = "".join(process.communicate(timeout=HANG))
     assert process.returncode == status
     assert "Traceback" not in said
     assert not out.exists()
@@ -172,7 +196,7 @@ def test_a_source_that_changes_while_it_is_read(made: Path, tmp_path: Path) -> N
     process = stopped(tmp_path, out, 1)
     os.utime(source / "model-00002-of-00012.safetensors")
     process.send_signal(signal.SIGCONT)
-    said = "".join(process.communicate(timeout=60))
+    said = "".join(process.communicate(timeout=HANG))
     assert not out.exists()
     again, what = rewrite(tmp_path, out)
     assert (again, "SOURCE/changed" in what) == (1, True)
@@ -186,7 +210,7 @@ def test_a_partial_output_of_another_plan(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = stopped(made, out, 1)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG)
     other = rewriting.plan(tmp_path / "other.json", [1, 4, 5, 6])
     words = ("rewrite", made / "source", "--plan", other, "--out", out)
     status, said = rewriting.run(*words)
@@ -203,7 +227,7 @@ def test_two_rewrites_at_once(made: Path, tmp_path: Path) -> None:
     first = stopped(made, out, 1)
     status, said = rewrite(made, out)
     first.send_signal(signal.SIGCONT)
-    first.communicate(timeout=60)
+    first.communicate(timeout=HANG)
     assert first.returncode == 0
     assert rewriting.hashes(out) == rewriting.hashes(made / "right")
     holds("another rewrite at work", status, said, "OUTPUT/busy", "the other's", "after it")

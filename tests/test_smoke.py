@@ -12,6 +12,7 @@ import fake_adapters as adapters
 import fake_engines as fakes
 import pytest
 import torch
+from patience import HANG
 
 from mone_ref.backends.reference import ReferenceBackend
 from mone_ref.suite import errormap, smoke
@@ -352,7 +353,7 @@ def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import fake_engines as fakes
 import pytest
 import torch
+from patience import HANG
 
 from mone_ref.backend import Backend
 from mone_ref.suite import cases, errormap, spec, verdict
@@ -152,16 +153,15 @@ def chosen() -> list[Case]:
     return [by_id[name] for name in CHOSEN]
 
 
-def harness(kind: type[Backend], limit: float = 60.0) -> Harness:
+def harness(kind: type[Backend]) -> Harness:
     engine = kind()
-    options = Options(time_limit=limit, error_map=WORDS)
+    options = Options(HANG, 2 * HANG, error_map=WORDS)
     return Harness(engine, engine.describe(), ROOT, options)
 
 
 @pytest.mark.parametrize("kind", EXPECTED, ids=lambda kind: kind.__name__)
 def test_each_engine_gets_its_outcomes_and_verdict(kind, chosen):
-    hangs = kind in (fakes.Hangs, fakes.SwallowsTheAlarm)
-    judge = harness(kind, limit=3.0 if hangs else 60.0)
+    judge = harness(kind)
     results = [judge.run(case, "float32") for case in chosen]
     deviations, word = EXPECTED[kind]
     found = {result.case: str(result.outcome) for result in results}

@@ -10,15 +10,19 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import fake_engines as fakes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import HANG
 
 from mone_ref.backend import Crashed, Refused
 from mone_ref.errors import Code, Phase, Problem, Rejected
 from mone_ref.protocol.failures import ProtocolError, Relayed, RelayedRefusal
 from mone_ref.suite import capture, errormap
+from mone_ref.suite import guard as guard_module
 from mone_ref.suite.errormap import Ambiguous, ErrorMap, ErrorMapError
 from mone_ref.suite.guard import Failed, Failure, Guard
 
@@ -38,8 +42,8 @@ def captured(write) -> str:
     return caught.text
 
 
-def call(function, limit: float = 30.0, error_map: ErrorMap = MAP):
-    return Guard(error_map, limit).call(Phase.LOAD, function)
+def call(function, error_map: ErrorMap = MAP):
+    return Guard(error_map, HANG).call(Phase.LOAD, function)
 
 
 def raising(error: BaseException):
@@ -220,27 +224,39 @@ def test_an_ambiguous_message_names_both_patterns():
 
 
 def test_a_call_beyond_the_limit_is_a_timeout_with_what_it_said():
+    passed = []
+
     def function():
         print("so far")
-        time.sleep(30)
+        fakes.hang()
+        passed.append("the alarm")
 
-    began = time.monotonic()
-    failure = call(function, limit=0.2)
+    failure = call(function)
     assert failure.kind is Failed.TIMEOUT
-    assert "no answer within 0.2 s\nso far" in failure.evidence
-    assert time.monotonic() - began < 10
+    assert f"no answer within {HANG:g} s\nso far" in failure.evidence
+    assert not passed
 
 
-def test_the_calls_of_one_case_share_a_limit():
-    guard = Guard(MAP, limit=30.0, case_limit=0.3)
+def test_a_limit_is_kept_by_its_own_clock():
+    late = Guard(MAP, limit=0.1, watchdog=False).call(Phase.RUN, lambda: time.sleep(600))
+    assert late == Failure(Failed.TIMEOUT, Phase.RUN, "no answer within 0.1 s\n")
+
+
+def test_the_calls_of_one_case_share_a_limit(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(guard_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    guard = Guard(MAP, limit=HANG, case_limit=100.0, watchdog=False)
     guard.begin_case()
     assert guard.call(Phase.RUN, lambda: 1) == 1
-    late = guard.call(Phase.RUN, lambda: time.sleep(30))
-    assert (late.kind, late.first_line) == (Failed.TIMEOUT, "the case was not over within 0.3 s")
+    now[0] = 99.9  # a tenth of a second is left
+    late = guard.call(Phase.RUN, lambda: time.sleep(600))
+    assert (late.kind, late.first_line) == (Failed.TIMEOUT, "the case was not over within 100 s")
+    assert not guard.case_over
+    now[0] = 100.0
     assert guard.case_over
     asked = []
     never = guard.call(Phase.RUN, lambda: asked.append(1))
-    assert never == Failure(Failed.TIMEOUT, Phase.RUN, "the case was not over within 0.3 s")
+    assert never == Failure(Failed.TIMEOUT, Phase.RUN, "the case was not over within 100 s")
     assert asked == []
     # What is open is closed all the same, and the next case starts afresh.
     assert guard.call(Phase.RUN, lambda: "closed", closing=True) == "closed"
@@ -257,8 +273,7 @@ def test_what_another_process_told_is_evidence_as_it_stands():
 
 
 def test_the_alarm_is_off_after_a_call():
-    assert call(lambda: 1, limit=0.2) == 1
-    time.sleep(0.3)
+    assert call(lambda: signal.getitimer(signal.ITIMER_REAL))[0] > 0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from patience import HANG
 
 from mone_ref.backend import BackendInfo
 from mone_ref.suite import cases, report, spec, text
@@ -346,6 +347,6 @@ def test_two_runs_agree_when_something_was_compared(dtype, outcome, code, told, 
         run_of(tmp_path / name, change, dtypes=dtypes)
         names.append(tmp_path / name / "report.jsonl")
     command = [sys.executable, ROOT / ".ci" / "same_outcomes.py", *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert (done.returncode, done.stderr) == (code, "")
     assert told in done.stdout

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from patience import HANG
 
 import mone_ref
 from mone_ref.suite import report
@@ -54,7 +55,7 @@ class Stranger:
             },
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=HANG,
         )
 
 
@@ -63,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, built without a network."""
     out = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--quiet", "--wheel-dir", out, ROOT], check=True, timeout=600)
+    subprocess.run([*build, "--quiet", "--wheel-dir", out, ROOT], check=True, timeout=HANG)
     (built,) = out.glob("*.whl")
     return built
 
@@ -74,7 +75,7 @@ def stranger(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Stranger:
     place = tmp_path_factory.mktemp("stranger")
     directory = Path(shutil.copytree(REPOSITORY, place / "toy-engine", ignore=caches))
     environment = place / "venv"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=HANG)
     dependencies = place / "dependencies"
     dependencies.mkdir()
     for installed in Path(sysconfig.get_paths()["purelib"]).iterdir():
@@ -123,12 +124,12 @@ def test_every_file_that_is_no_python_is_in_the_wheel(wheel):
     data = {
         f"mone_ref/{path.relative_to(ROOT / 'mone_ref').as_posix()}": path
         for path in (ROOT / "mone_ref").rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     }
     suite = {
         f"mone_ref/_data/{path.relative_to(ROOT).as_posix()}": path
         for path in (*(ROOT / "conformance").rglob("*"), *(ROOT / "fixtures").rglob("*"))
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.parent.name != "__pycache__"
     }
     suite["mone_ref/_data/SPEC.md"] = ROOT / "SPEC.md"
     for name, path in (data | suite).items():

@@ -135,7 +135,8 @@ def fresh(directory: Path, files: dict[str, bytes | dict[str, Any]]) -> Path:
 
 
 FUZZ = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

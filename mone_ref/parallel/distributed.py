@@ -30,8 +30,9 @@ from mone_ref.precision import Precision, exact_products, plain
 
 Result = TypeVar("Result")
 
-TIMEOUT = timedelta(seconds=60)
-"""How long a rank waits for the others before it gives up."""
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for one that never comes, as reading its part may take minutes. One that is
+gone is told at once, by its closed connection."""
 
 
 class RankLost(Exception):
