@@ -4,7 +4,8 @@ PYTHON  ?= python3
 TORCH   ?= torch==2.13.0
 BACKEND ?= reference
 ARGS    ?=
-CORES   ?= $(shell getconf _NPROCESSORS_ONLN)
+# A worker takes up to 2 GB: more than eight of them would need a large machine.
+CORES   ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
 
 VENV := .venv
 BIN  := $(VENV)/bin

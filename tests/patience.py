@@ -10,9 +10,13 @@ HANG = 1800.0
 seconds, at most a minute, and a busy machine that is many times slower still stays below."""
 
 
+SOON = 300.0
+"""Seconds in which the kernel ends what was killed, and a watchdog hears that nobody is left."""
+
+
 def comes_true(condition: Callable[[], bool]) -> bool:
-    """Wait for a condition; whether it came true."""
-    end = time.monotonic() + HANG
+    """Wait for a condition that takes no work; whether it came true."""
+    end = time.monotonic() + SOON
     while not condition():
         if time.monotonic() > end:
             return False

@@ -73,6 +73,11 @@ def plan(path: Path, keep: list[int] = KEEP, layers: int = 4) -> Path:
     return path
 
 
+def no_file_above(size: int) -> tuple[str, ...]:
+    """What starts a process that can write no file of more bytes."""
+    return ("prlimit", f"--fsize={size}:{size}")
+
+
 def start(
     *arguments: object,
     prefix: tuple[str, ...] = (),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import zipfile
 from itertools import pairwise
 from pathlib import Path
@@ -313,12 +312,9 @@ def test_stored_scores_of_another_shape(source: Path, tmp_path: Path, shape: lis
 
 
 def test_a_plan_that_cannot_be_written_whole_is_not_there(source: Path, tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
-
     out = tmp_path / "plan.yaml"
     words = ("plan", "uniform", source, "--keep", 4, "--out", out)
-    status, output = rewriting.run(*words, preexec_fn=limit)
+    status, output = rewriting.run(*words, prefix=rewriting.no_file_above(20))
     assert (status, output) == (1, f"error: {out}: file too large\n")
     assert not out.exists()
 
