@@ -326,7 +326,7 @@ def test_a_program_that_cannot_be_started_leaves_no_watchdog(tmp_path: Path) -> 
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o755)
-    backend = ServerBackend(f"{broken} {{checkpoint}} {{port}}")
+    backend = ServerBackend(f"{shlex.quote(str(broken))} {{checkpoint}} {{port}}")
     with pytest.raises(OSError, match="Exec format error"):
         backend.load(tmp_path, LoadOptions())
 

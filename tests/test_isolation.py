@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -118,7 +119,7 @@ def test_a_whole_command_line(tmp_path):
 
 
 def test_a_command_as_engine_from_the_command_line(tmp_path):
-    command = f"{sys.executable} {ROOT / 'docs' / 'minimal_engine.py'}"
+    command = shlex.join([sys.executable, str(ROOT / "docs" / "minimal_engine.py")])
     done = conform(
         tmp_path, f"--backend-cmd={command}", "--case=layer/routes", "--case=layer/mixed"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -337,7 +338,7 @@ def test_a_handshake_that_fails_is_one_clear_error(fault, words, started):
     [
         ("true", "the engine's process exited with code 0 during start"),
         ("sh -c 'echo no licence; exit 4'", "the engine's process exited with code 4 during start"),
-        (f"{sys.executable} -c '{HELLO}'", "start: a line that is not JSON .*hello"),
+        (shlex.join([sys.executable, "-c", HELLO]), "start: a line that is not JSON .*hello"),
     ],
 )
 def test_a_command_that_is_no_engine_is_one_clear_error(command, words, started):
@@ -361,7 +362,8 @@ def test_an_engine_that_never_answers_the_handshake_is_ended(started):
 
 def test_an_engine_must_be_the_same_after_a_restart(by_id, started, tmp_path):
     script = tmp_path / "engine.sh"
-    script.write_text(f'V="$(cat {tmp_path}/v)"; exec {sys.executable} {ENGINE} "$V"\n')
+    words = shlex.join([sys.executable, ENGINE])
+    script.write_text(f'V="$(cat {shlex.quote(str(tmp_path))}/v)"; exec {words} "$V"\n')
     (tmp_path / "v").write_text("exit_3")
     backend = ProcessBackend(["sh", str(script)], HANG, os.environ)
     judge = Harness(backend, backend.describe(), ROOT)

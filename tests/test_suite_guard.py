@@ -68,10 +68,16 @@ def test_everything_a_process_tree_writes_is_captured():
 
 
 def test_descriptors_and_streams_are_restored_after_a_failure():
-    before = sys.stdout, sys.stderr, os.fstat(1), os.fstat(2)
+    before = sys.stdout, sys.stderr, file_of(1), file_of(2)
     with pytest.raises(SystemExit):
         captured(raising(SystemExit(3)))
-    assert (sys.stdout, sys.stderr, os.fstat(1), os.fstat(2)) == before
+    assert (sys.stdout, sys.stderr, file_of(1), file_of(2)) == before
+
+
+def file_of(descriptor: int) -> tuple[int, int]:
+    """Which file it is, whatever was written to it in the meantime."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def test_captures_nest_and_do_not_mix():
