@@ -74,8 +74,11 @@ def plan(path: Path, keep: list[int] = KEEP, layers: int = 4) -> Path:
 
 
 def no_file_above(size: int) -> tuple[str, ...]:
-    """What starts a process that can write no file of more bytes."""
-    return ("prlimit", f"--fsize={size}:{size}")
+    """What starts a process that can write no file of more bytes.
+
+    No bytecode either: Python would leave its files behind, cut where the limit was.
+    """
+    return ("env", "PYTHONDONTWRITEBYTECODE=1", "prlimit", f"--fsize={size}:{size}")
 
 
 def start(
