@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import reports
 import rewriting
 import small_moe
+from patience import HANG
 from rewriting import ROOT
 
 from mone_ref.fill import recipe
@@ -43,12 +45,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def ended(*words: object, **options: object) -> tuple[int, str]:
+def ended(*words: object, prefix: Sequence[str] = (), **options: object) -> tuple[int, str]:
     """Exit code and standard error of ``python WORDS``, which must end by itself."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *map(str, words)]
+    command = [*prefix, sys.executable, *map(str, words)]
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
-    done = subprocess.run(command, env=environment, text=True, timeout=100, check=False, **pipes)
+    done = subprocess.run(command, env=environment, text=True, timeout=HANG, check=False, **pipes)
     said = done.stdout if pipes["stdout"] == subprocess.PIPE else done.stderr
     assert "Traceback" not in said, said
     return done.returncode, said
@@ -102,7 +104,8 @@ def test_the_ranks_and_pytest_lose_no_answer_either() -> None:
 def test_nobody_reads(reader: str) -> None:
     """A pipe whose other end is closed, and a descriptor that the caller had closed."""
     if reader == "never there":
-        closed = ended("-c", MAIN, "spec", stdout=None, preexec_fn=lambda: os.close(1))
+        closing = ("sh", "-c", 'exec "$@" >&-', "sh")
+        closed = ended("-c", MAIN, "spec", stdout=None, prefix=closing)
         expected = "error: standard output: found closed, expected that it takes text\n"
         assert closed == (74, expected)
         return
