@@ -15,6 +15,7 @@ import pytest
 from handmade import bf16, safetensors, write
 
 import mone_ref
+from mone_ref.checkpoint.text import plain
 from mone_ref.cli import COMMANDS, main
 from mone_ref.errors import Code, Rejected
 
@@ -38,13 +39,18 @@ def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, st
     return stop.value.code, capsys.readouterr().out
 
 
+def shown(path: Path) -> str:
+    """A path as messages have it, which cut a long one."""
+    return plain(str(path))
+
+
 def test_a_clean_checkpoint_prints_a_summary_and_exits_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, text = run(capsys, checkpoint(tmp_path))
     assert status == 0
     assert text == (
-        f"{tmp_path}: 0 errors, 0 warnings, 0 notes, 41 tensors in 1 file, "
+        f"{shown(tmp_path)}: 0 errors, 0 warnings, 0 notes, 41 tensors in 1 file, "
         "2 substituted experts in 1 layer\n"
     )
 
@@ -59,7 +65,7 @@ def test_an_error_is_one_line_and_exits_1(
         f"error MISSING_CONSTANT/absent {FILE}: {CONSTANT}: found nothing, "
         "expected the constant of substituted expert 1 of layer 0 [LOAD-7]"
     )
-    assert summary.startswith(f"{tmp_path}: 1 error, 0 warnings, 0 notes, 40 tensors")
+    assert summary.startswith(f"{shown(tmp_path)}: 1 error, 0 warnings, 0 notes, 40 tensors")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +140,7 @@ def test_an_unknown_architecture_is_no_finding_and_the_summary_says_what_was_not
     status, text = run(capsys, directory)
     summary, limit = text.splitlines()
     assert status == 0
-    assert summary == f"{directory}: 0 errors, 0 warnings, 0 notes, 1 tensor in 1 file"
+    assert summary == f"{shown(directory)}: 0 errors, 0 warnings, 0 notes, 1 tensor in 1 file"
     assert limit.startswith("not checked: names, shapes and types of the model's tensors")
     assert "found architectures ['NovelForCausalLM']" in limit
     (reason,) = json.loads(run(capsys, directory, "--json")[1])["not_modelled"]
@@ -237,9 +243,12 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f" {name} " in listed for name in commands)
 
 
-def python(script: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def python(
+    script: str, *words: str | Path, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script, *map(str, words)],
+        cwd=cwd,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -293,6 +302,7 @@ def test_help_lists_what_can_run_and_how_to_install_the_rest() -> None:
 def test_a_path_that_is_not_text_is_printed_escaped(tmp_path: Path) -> None:
     directory = checkpoint(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n")))
     for options in ([], ["--json"]):
-        done = python("from mone_ref.cli import main; main()", "validate", directory, *options)
+        words = ("validate", directory.name, *options)
+        done = python("from mone_ref.cli import main; main()", *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "\\udcff\\n" in done.stdout

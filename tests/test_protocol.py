@@ -368,7 +368,7 @@ def test_an_engine_does_not_outlive_the_suite(end):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
-        group, directory = suite.stdout.readline().split()
+        group, directory = suite.stdout.readline().rstrip("\n").split(maxsplit=1)
         assert len(members(int(group))) >= 2
         assert Path(directory).is_dir()
         suite.send_signal(end)
