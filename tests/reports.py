@@ -34,7 +34,14 @@ def write(
 ) -> Path:
     """A report of one engine at float32. ``changes`` are laid over result lines, by case."""
     chosen = [case for case in CASES if only is None or case.id in only]
-    info = BackendInfo(name, version, "cpu", {"float32": "float32"}, components={"torch": "2.13"})
+    info = BackendInfo(
+        name,
+        version,
+        "cpu",
+        {"float32": "float32"},
+        components={"torch": "2.13"},
+        parallel=frozenset({"tensor_parallel"}),
+    )
     results = [result(case, changes.get(case.id, {})) for case in chosen]
     writer = report.Writer(path)
     writer.write(report.header(ROOT, info, ["float32"], command, reliable=True))

@@ -125,7 +125,8 @@ def test_the_head_says_the_verdict_its_reason_and_its_coverage(broken):
 
 def test_the_facts_name_engine_suite_and_command(broken):
     facts = Dom(broken).one("section", class_="verdict")
-    for told in ("torch 2.13", f"sha256 {report.suite_hash(ROOT)}", "pytest --backend=engine"):
+    suite = f"sha256 {report.suite_hash(ROOT)}"
+    for told in ("torch 2.13", "tensor_parallel", suite, "pytest --backend=engine"):
         assert told in facts
 
 
@@ -550,7 +551,7 @@ def test_usage_errors_exit_2_in_one_line(tmp_path):
     lost = tmp_path / "no" / "page.html"
     assert refused(2, path, "--out", lost) == f"{lost}: No such file or directory"
     assert "No such file" in refused(2, tmp_path / "none.jsonl", "--json")
-    assert "directory" in refused(2, tmp_path, "--json")
+    assert refused(2, tmp_path, "--json") == f"{tmp_path}: not a regular file"
 
 
 def test_a_whole_page_is_small(broken):

@@ -61,7 +61,7 @@ def test_constant_sum_is_the_sum_over_substituted_routes(case):
 
 
 @given(routed())
-def test_rewritten_routes_keep_the_contract(case):
+def test_rewritten_routes_are_rows_and_keep_their_shape(case):
     layer, weights, ids, _ = case
     before = weights.clone(), ids.clone()
     kept, rows = substitution.rewrite_routes(weights, ids, layer)

@@ -51,7 +51,9 @@ def write_report(
         merged = merge(reports, data.root())
     except ReportError as error:
         fail(str(error), 1)
-    except (OSError, CaseError, SpecError) as error:
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}", 2)
+    except (CaseError, SpecError) as error:
         fail(str(error), 2)
     if out is not None:
         _write(merged, out, quiet=as_json)

@@ -314,6 +314,7 @@ def facts(engine: Engine) -> Iterator[tuple[str, tuple[str, ...]]]:
         tuple(f"{name} {version}" for name, version in backend["components"].items()),
     )
     yield "knows the requests", tuple(backend["features"])
+    yield "offers ranks", tuple(backend.get("parallel", ()))
     yield "work-arounds", tuple(backend["workarounds"])
     if not header["error_map_reliable"]:
         yield "error map", ("declares itself unreliable: codes of refusals may be wrong",)
