@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import handmade
 import pytest
 import rewriting
 
@@ -99,6 +100,34 @@ def test_equal_rewrites_have_equal_manifests(tmp_path: Path) -> None:
         assert rewriting.run("rewrite", *words)[0] == 0
         manifests.append((place / "out" / "mone-ref-manifest.json").read_bytes())
     assert manifests[0] == manifests[1]
+
+
+def test_a_rewrite_is_one_however_its_files_are_spelled(tmp_path: Path) -> None:
+    """Also where the plan names constants in the source by a path of its own."""
+    source = rewriting.checkpoint(tmp_path / "source")
+    name = "model.layers.0.mlp.experts.1.approx_value"
+    constants = {name: handmade.bf16([64], b"\x80\x3f")}
+    (source / "extra" / "constants.safetensors").write_bytes(handmade.safetensors(constants))
+    layers = {"0": {"substitute": [1]}}
+    said = {"version": 1, "kind": "substitute", "form": "approx", "layers": layers}
+    (tmp_path / "link").symlink_to(source)
+    spellings = [
+        ("source", "source/extra/constants.safetensors"),
+        (source, source / "extra" / "constants.safetensors"),
+        (f"../{tmp_path.name}/link", "link/extra/../extra/constants.safetensors"),
+    ]
+    manifests = []
+    for at, (spelled, file) in enumerate(spellings):
+        plan, out = tmp_path / f"{at}.json", tmp_path / f"out-{at}"
+        plan.write_text(json.dumps({**said, "constants": str(file)}))
+        words = ("rewrite", spelled, "--plan", f"{at}.json", "--out", out)
+        status, text = rewriting.run(*words, cwd=tmp_path)
+        assert status == 0, text
+        manifests.append((out / "mone-ref-manifest.json").read_text())
+    assert manifests[0] == manifests[1] == manifests[2]
+    written = json.loads(manifests[0])
+    assert written["plan"]["constants"] == "extra/constants.safetensors"
+    assert written["plan"]["constants"] in written["inputs"]
 
 
 MEMORY = """

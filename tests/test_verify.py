@@ -255,6 +255,11 @@ def test_a_substituted_output_is_proven_and_its_constants_are_held(
     assert (status, "proven" in said) == (0, True)
     elsewhere = ("verify", "out", "--against", made / "source", "--plan", "plan.json")
     assert rewriting.run(*elsewhere, cwd=tmp_path)[0] == 0
+    status, said = rewriting.run("verify", out, "--against", made / "source")
+    assert (status, "OUTPUT/" in said) == (2, False)
+    assert f"PLAN/constants {MANIFEST}: $.plan.constants: found no file" in said
+    shutil.copytree(made / "source", tmp_path / "source")  # with the constants beside it
+    assert rewriting.run("verify", out, "--against", tmp_path / "source")[0] == 0
     constant = names[0]
     assert constant in header(out / SHARD)[1]
     flip(out, constant, 0)

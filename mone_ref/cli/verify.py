@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mone_ref.checkpoint.findings import flaw
 from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems, progress
 from mone_ref.cli.problems import gigabytes
-from mone_ref.errors import Problem, Rejected, only_errors
+from mone_ref.errors import Code, Problem, Rejected, only_errors, show
 from mone_ref.rewrite import convert, make, manifest, plan, verify
 from mone_ref.rewrite.blueprint import Blueprint
 from mone_ref.rewrite.make import Made
@@ -61,7 +63,7 @@ def verify_directory(
 def _expected(directory: Path, source: Path, file: Path | None) -> tuple[dict[str, Any], Blueprint]:
     """The plan that is given, or the manifest's, and what it makes of the source.
 
-    Paths in a manifest's plan are relative to here.
+    Constants in a manifest's plan are in the source or beside it.
     """
     if file is not None:
         chosen = plan.read(file)
@@ -71,7 +73,11 @@ def _expected(directory: Path, source: Path, file: Path | None) -> tuple[dict[st
     form = convert.from_document(said)
     if form is not None:
         return said, _required(convert.blueprint(source, form))
-    chosen = plan.from_document(said, Path(), manifest.NAME)
+    chosen = plan.from_document(said, source, manifest.NAME)
+    if chosen.constants is not None and not os.path.exists(chosen.constants):
+        where, found = "$.plan.constants", f"no file {show(str(chosen.constants))}"
+        expected = "the constants there, or --plan with the plan that names them"
+        raise Rejected([flaw(Code.PLAN_CONSTANTS, manifest.NAME, where, found, expected)])
     return plan.as_document(chosen), _required(make.blueprint(source, chosen))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mone_ref import explicit
 from mone_ref.checkpoint.findings import most
 from mone_ref.checkpoint.text import count, plain, some
+from mone_ref.config import FILE
 from mone_ref.declaration import APPROX
 from mone_ref.errors import Code, Problem, show
 from mone_ref.fields import ROOT, Fields
@@ -121,7 +122,7 @@ def _kept(one: LayerPlan, layer: MoeLayer) -> tuple[int, ...]:
 def _already_substituted(plan: Plan, structure: Structure) -> Iterator[Problem]:
     """A list or constants in the source: its ids have gaps, and the lists would have to merge."""
     constants = [entry.name for layer in structure.layers for entry in layer.constants.values()]
-    fields = Fields(structure.settings.document, "config.json")
+    fields = Fields(structure.settings.document, FILE)
     declared = [found.path for found in (*fields.find(APPROX), *explicit.find(fields))]
     if constants or declared:
         found = some(constants, "constant") if constants else f"a list at {declared[0]}"

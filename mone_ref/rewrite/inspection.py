@@ -12,6 +12,7 @@ from typing import Any
 
 from mone_ref import explicit, families
 from mone_ref.checkpoint import TensorEntry
+from mone_ref.config import FILE
 from mone_ref.declaration import APPROX
 from mone_ref.dialects import INIT_TOKENS
 from mone_ref.errors import Problem
@@ -234,7 +235,7 @@ def _corrections(layers: list[MoeLayer]) -> Iterator[str]:
 
 def declared(read: Structure) -> tuple[str, tuple[str, ...]]:
     """The form that config.json declares, and other dialects in it by name (A01)."""
-    fields = Fields(read.settings.document, "config.json")
+    fields = Fields(read.settings.document, FILE)
     forms = []
     if any(found.value for found in fields.find(APPROX)):
         forms.append("approx")

@@ -51,6 +51,14 @@ def document(
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
+def plan_entry(plan: Mapping[str, Any] | None, source: Path) -> Mapping[str, Any] | None:
+    """A plan as a manifest holds it: its constants by the name that they have among the inputs."""
+    constants = plan.get("constants") if plan else None
+    if plan is None or not isinstance(constants, str):
+        return plan
+    return {**plan, "constants": identity.label(Path(constants), source)}
+
+
 def describe(paths: Iterable[Path], source: Path) -> dict[str, dict[str, Any]]:
     """Size and hash of what identifies each input. Raises ``Rejected`` (UNREADABLE)."""
     return {identity.label(path, source): _described(path) for path in paths}

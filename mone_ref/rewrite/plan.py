@@ -24,11 +24,10 @@ from mone_ref.checkpoint.opening import open_regular
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan_dialects
-from mone_ref.rewrite.plan_dialects import Unread
+from mone_ref.rewrite.plan_dialects import VERSION, Unread
 from mone_ref.strict_json import StrictJsonError, child
 from mone_ref.strict_yaml import StrictYamlError
 
-VERSION = 1
 SCHEMA = Path(__file__).with_name("plan.schema.json")
 MAX_BYTES = 64 * 2**20
 

@@ -10,6 +10,7 @@ from mone_ref.checkpoint import TensorEntry
 from mone_ref.checkpoint.findings import most
 from mone_ref.checkpoint.tensor_problem import tensor_problem
 from mone_ref.checkpoint.text import count, plain, some
+from mone_ref.config import FILE
 from mone_ref.declaration import APPROX
 from mone_ref.errors import Code, Phase, Problem, show
 from mone_ref.fields import ROOT, Fields
@@ -178,7 +179,7 @@ def _substituted(structure: Structure, layer: MoeLayer) -> set[int]:
     Only ids are looked at: whether the list itself is right is for ``validate``.
     """
     gone = set(layer.constants)
-    fields = Fields(structure.settings.document, "config.json")
+    fields = Fields(structure.settings.document, FILE)
     for found in fields.find(APPROX):
         listed = found.value.get(str(layer.place.layer)) if isinstance(found.value, dict) else None
         gone |= {one for one in listed if type(one) is int} if isinstance(listed, list) else set()

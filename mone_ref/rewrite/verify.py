@@ -122,7 +122,7 @@ def _manifest_problems(
     except Rejected as error:
         yield from error.problems
         return
-    if plan is not None and _without_place(said["plan"]) != _without_place(plan):
+    if plan is not None and said["plan"] != manifest.plan_entry(plan, blueprint.source):
         yield _unlike("$.plan", said["plan"], "the plan that is given")
     if said["tool"] == identity.TOOL and said["rewrite"] != identity.of(wanted, blueprint.source):
         yield _unlike("$.rewrite", said["rewrite"], "the identity of this plan on this source")
@@ -136,15 +136,6 @@ def _manifest_problems(
     missing = {file.name for file in wanted} - present.keys()
     listed = {name: entry for name, entry in said["outputs"].items() if name not in missing}
     yield from _entries("outputs", listed, outputs)
-
-
-def _without_place(plan: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A plan whose constants have a name only: their path is as seen from where the command ran,
-    and their bytes are compared."""
-    constants = plan.get("constants") if plan else None
-    if plan is None or not isinstance(constants, str):
-        return plan
-    return {**plan, "constants": Path(constants).name}
 
 
 def _entries(part: str, said: dict[str, Any], found: dict[str, Any]) -> Iterator[Problem]:

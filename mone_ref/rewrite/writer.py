@@ -90,7 +90,8 @@ def _write(
     _Workers(place, journal_, advance).write(missing, workers)
     source_state.require_same(journal_.states, source_state.look(inputs))
     described = manifest.describe(inputs, blueprint.source)
-    content = manifest.document(begun.identity, plan, described, journal_.finished)
+    said = manifest.plan_entry(plan, blueprint.source)
+    content = manifest.document(begun.identity, said, described, journal_.finished)
     journal.write_durably(place.output / manifest.NAME, content)
     _publish(place)
     names = tuple(tuple(file.name for file in some) for some in (missing, finished))
@@ -162,10 +163,10 @@ class _Workers:
             except BaseException:
                 self.stop.set()
                 raise
-            failures = [one.exception() for one in finished if one.exception() is not None]
+            failures = [failed for one in finished if (failed := one.exception()) is not None]
             if failures:
                 self.stop.set()
-                raise failures[0] or Stopped
+                raise failures[0]
 
     def _one(self, file: OutputFile) -> None:
         path = self.place.output / file.name
