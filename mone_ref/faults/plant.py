@@ -23,6 +23,11 @@ class Patch:
     name: str
     replacement: Callable[..., Any]
 
+    @property
+    def step(self) -> str:
+        """The full name of the step."""
+        return f"{self.module}.{self.name}"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -103,12 +108,11 @@ def signature(step: Callable[..., Any]) -> inspect.Signature:
 
 def counted(patch: Patch, step: Callable[..., Any], witness: Planted) -> Callable[..., Any]:
     """The replacement, counting its calls under the step's name."""
-    key = f"{patch.module}.{patch.name}"
-    witness.calls[key] = 0
+    witness.calls[patch.step] = 0
 
     @wraps(step)
     def replaced(*args: Any, **kwargs: Any) -> Any:
-        witness.calls[key] += 1
+        witness.calls[patch.step] += 1
         return patch.replacement(*args, **kwargs)
 
     return replaced

@@ -1,20 +1,23 @@
 """A backend with a fault planted while it is called: whoever judges it stays honest.
 
 What is skipped here is what the fault cannot have touched, so that a thousand questions to a
-wrong engine are quick. Every shortcut rests on one fact: until a replaced step is called, the
-wrong engine is the honest one on the same input.
+wrong engine are quick. Every shortcut rests on one fact: until a replaced step gives something
+else, the wrong engine is the honest one on the same input. A loaded model is never changed: an
+update works on a copy. So sessions share models, and what an honest step was given stays as it was.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import io
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,24 @@ from mone_ref.backend import (
 )
 from mone_ref.faults import Fault, Patch, planted
 from mone_ref.faults.plant import target
+from mone_ref.precision import exact_products
+from mone_ref.suite.identical import identical
 
 SEES_SEVERAL = "mone_ref.loading.score_each"
 """The one step that is given more than one prompt."""
+
+REPLAYED = frozenset(
+    {
+        "mone_ref.experts.weighted_sum",
+        "mone_ref.moe.constants",
+        "mone_ref.moe.routes",
+        "mone_ref.routing.select",
+        "mone_ref.substitution.constant_sum",
+        "mone_ref.substitution.rewrite_routes",
+    }
+)
+"""Steps of a forward pass that can be called again by themselves: they are given tensors, weights
+and declarations, and give tensors. Others are given a callback, or are too small to keep."""
 
 Prompt = tuple[int, ...]
 
@@ -57,7 +75,7 @@ def watch(faults: Iterable[Fault]) -> Fault:
 
 def steps(fault: Fault) -> frozenset[str]:
     """The names of the steps that a fault replaces."""
-    return frozenset(f"{patch.module}.{patch.name}" for patch in fault.patches)
+    return frozenset(patch.step for patch in fault.patches)
 
 
 Start = Callable[[Path, str], object]
@@ -79,20 +97,31 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a step, and what it gave."""
+
+    step: str
+    given: tuple[Any, ...]
+    result: Any
+
+
+@dataclass(frozen=True)
 class Known:
-    """An answer of the honest reference, and the watched steps that it took."""
+    """An answer of the honest reference, the watched steps that it took, and the calls of those
+    in ``REPLAYED``."""
 
     scores: Scores
     called: frozenset[str]
+    calls: tuple[Call, ...]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A session of the honest reference as it was loaded, and the watched steps that it took."""
+    """A session as it was loaded, and the watched steps that it took."""
 
     session: Session
     digest: bytes
-    called: frozenset[str]
+    called: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -107,7 +136,8 @@ class Honest:
 class Planted(Backend):
     """A backend with a fault; ``calls`` counts the calls of every replaced step.
 
-    ``honest`` is what the honest backend did, empty where there is none; ``answers`` are its own.
+    ``honest`` is what the honest backend did, empty where there is none; ``answers`` are its
+    own, and so are ``loads``, of checkpoints that the honest one loaded.
     """
 
     def __init__(self, inner: Backend, fault: Fault, honest: Honest | None = None) -> None:
@@ -115,6 +145,7 @@ class Planted(Backend):
         self.fault = fault
         self.honest = honest or Honest()
         self.answers: dict[tuple[bytes, Prompt], Scores] = {}
+        self.loads: dict[tuple[Path, str], Loaded] = {}
         self.calls: Counter[str] = Counter(dict.fromkeys(steps(fault), 0))
 
     @contextmanager
@@ -132,10 +163,18 @@ class Planted(Backend):
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
         """As the inner backend, with the fault; the honest model where that calls no wrong step."""
-        made = self.honest.loads.get((checkpoint, str(options)))
-        if made is None or made.called & self.calls.keys():
+        key = checkpoint, str(options)
+        made = self.honest.loads.get(key)
+        if made is None:
             return PlantedSession(self, self._load(checkpoint, options))
-        return PlantedSession(self, copy.deepcopy(made.session), made.digest)
+        if made.called & self.calls.keys():
+            made = self.loads.get(key) or self._loaded(checkpoint, options)
+            self.loads[key] = made
+        return PlantedSession(self, made.session, made.digest)
+
+    def _loaded(self, checkpoint: Path, options: LoadOptions) -> Loaded:
+        session = self._load(checkpoint, options)
+        return Loaded(session, digest(vars(session)))
 
     def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
         with self.planted():
@@ -151,6 +190,19 @@ class Planted(Backend):
                 found = type(error), vars(error)
         return Started(digest(found), self.calls - before)
 
+    def known(self, model: bytes, prompt: Prompt) -> Scores | None:
+        """What an equal honest model answers, if that calls no replaced step, or one that gives
+        the same with the fault each time."""
+        answer = self.honest.answers.get((model, prompt))
+        if answer is None:
+            return None
+        reached = answer.called & self.calls.keys()
+        if reached and (len(reached) > 1 or not reached <= REPLAYED):
+            return None
+        with self.planted():
+            same = all(gives_the_same(call) for call in answer.calls if call.step in reached)
+        return answer.scores if same else None
+
     def build_layer(self, layer: LayerSpec, tensors: Mapping[str, Tensor]) -> LayerSession:
         """As the inner backend, with the fault."""
         with self.planted():
@@ -158,23 +210,44 @@ class Planted(Backend):
 
 
 class Watched(Planted):
-    """The honest backend: it counts, and writes down in ``honest`` what it does."""
+    """The honest backend: it counts, and writes down in ``honest`` what it does.
+
+    ``noted`` are the calls of steps in ``REPLAYED`` while an answer is made.
+    """
+
+    def __init__(self, inner: Backend, faults: Iterable[Fault]) -> None:
+        self.noted: list[Call] = []
+        watched = watch(faults)
+        patches = (
+            replace(patch, replacement=self._noting(patch)) if patch.step in REPLAYED else patch
+            for patch in watched.patches
+        )
+        super().__init__(inner, replace(watched, patches=tuple(patches)))
+
+    def _noting(self, patch: Patch) -> Callable[..., Any]:
+        @wraps(patch.replacement)
+        def step(*given: Any) -> Any:
+            result = patch.replacement(*given)
+            self.noted.append(Call(patch.step, given, result))
+            return result
+
+        return step
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
         """As the inner backend; the model is written down."""
         before = Counter(self.calls)
-        session = WatchedSession(self, self._load(checkpoint, options))
-        made = copy.deepcopy(session.inner)
-        called = frozenset(self.calls - before)
-        self.honest.loads[checkpoint, str(options)] = Loaded(made, session.digest(), called)
-        return session
+        made = self._loaded(checkpoint, options)
+        made = replace(made, called=frozenset(self.calls - before))
+        self.honest.loads[checkpoint, str(options)] = made
+        return WatchedSession(self, made.session, made.digest)
 
 
 class PlantedSession(Session):
     """A session of a ``Planted`` backend.
 
-    Equal models are asked a prompt once, unless the fault is in the step that sees several: any
-    other step has one prompt before it and keeps nothing of the last one (``plant.py``).
+    Sessions share ``inner`` until they change it. Equal models are asked a prompt once, unless
+    the fault is in the step that sees several: any other step has one prompt before it and keeps
+    nothing of the last one (``plant.py``).
     """
 
     def __init__(self, backend: Planted, inner: Session, known_digest: bytes = b"") -> None:
@@ -195,19 +268,19 @@ class PlantedSession(Session):
     def _answer(self, prompt: Prompt) -> Scores:
         key = self.digest(), prompt
         if key not in self.backend.answers:
-            self.backend.answers[key] = self._known(*key) or self._score(prompt)
+            self.backend.answers[key] = self.backend.known(*key) or self._score(prompt)
         return self.backend.answers[key]
 
     def _score(self, prompt: Prompt) -> Scores:
         with self.backend.planted():
             return self.inner.score([list(prompt)])[0]
 
-    def _known(self, model: bytes, prompt: Prompt) -> Scores | None:
-        """What an equal honest model answers, if that calls no replaced step."""
-        answer = self.backend.honest.answers.get((model, prompt))
-        if answer is None or answer.called & self.backend.calls.keys():
-            return None
-        return answer.scores
+    def answers_as(self, model: bytes, prompts: Iterable[Iterable[int]]) -> bool:
+        """Whether this is an honest model, and answers prompts as that does."""
+        if self.digest() != model or SEES_SEVERAL in self.backend.calls:
+            return False
+        known = (self.backend.known(model, tuple(prompt)) for prompt in prompts)
+        return all(scores is not None for scores in known)
 
     def generate(self, prompts: list[list[int]], steps: int) -> list[Generation]:
         """As the inner session, with the fault."""
@@ -221,15 +294,20 @@ class PlantedSession(Session):
 
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """As the inner session, with the fault."""
-        self._digest = b""
+        self._own()
         with self.backend.planted():
             self.inner.update(tensors)
 
     def reload(self, checkpoint: Path) -> None:
         """As the inner session, with the fault."""
-        self._digest = b""
+        self._own()
         with self.backend.planted():
             self.inner.reload(checkpoint)
+
+    def _own(self) -> None:
+        """Before a change: from here on a model of its own."""
+        self.inner = copy.deepcopy(self.inner)
+        self._digest = b""
 
     def close(self) -> None:
         """As the inner session, with the fault."""
@@ -250,6 +328,8 @@ class PlantedSession(Session):
 class WatchedSession(PlantedSession):
     """A session of the honest backend."""
 
+    backend: Watched
+
     def score(self, prompts: list[list[int]]) -> list[Scores]:
         """As the inner session; every answer is written down."""
         return self._score_each(prompts)
@@ -262,9 +342,11 @@ class WatchedSession(PlantedSession):
 
     def _score(self, prompt: Prompt) -> Scores:
         before = Counter(self.backend.calls)
+        self.backend.noted.clear()
         scores = super()._score(prompt)
         called = frozenset(self.backend.calls - before)
-        self.backend.honest.answers[self.digest(), prompt] = Known(scores, called)
+        known = Known(scores, called, tuple(self.backend.noted))
+        self.backend.honest.answers[self.digest(), prompt] = known
         return scores
 
 
@@ -299,6 +381,18 @@ class PlantedLayer(LayerSession):
         """As the inner layer, with the fault."""
         with self.backend.planted():
             return self.inner.expert_rows()
+
+
+def gives_the_same(call: Call) -> bool:
+    """Whether a step, as it is now, gives what it gave, and leaves what it is given as it was."""
+    module, _, name = call.step.rpartition(".")
+    given = tuple(value.clone() if isinstance(value, Tensor) else value for value in call.given)
+    with torch.inference_mode(), exact_products():
+        try:
+            result = getattr(importlib.import_module(module), name)(*given)
+        except Exception:
+            return False
+    return identical(result, call.result) and identical(given, call.given)
 
 
 def digest(value: object) -> bytes:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from mone_ref import loading, validate
 from mone_ref.backend import Scores
@@ -23,6 +21,7 @@ from mone_ref.faults import Fault, planted
 from mone_ref.fill.exact import exact
 from mone_ref.loading import Model
 from mone_ref.suite.attempt import Answers
+from mone_ref.suite.identical import identical
 from mone_ref.suite.planted import SEES_SEVERAL, steps, watch
 
 T = TypeVar("T")
@@ -106,24 +105,3 @@ def counted(watched: Fault, step: Callable[[], T]) -> tuple[T, Counter[str]]:
     with planted(watched) as witness:
         value = step()
     return value, Counter(witness.calls)
-
-
-def identical(one: Any, other: Any) -> bool:
-    """Equal in every field of nested dataclasses, tensors bit for bit, and models."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(bits(one), bits(other))
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(identical, one, other))
-    if isinstance(one, Model) and isinstance(other, Model):
-        mine, theirs = (vars(model) for model in (one, other))
-        return all(identical(mine[name], theirs[name]) for name in mine)
-    if is_dataclass(one) and type(one) is type(other):
-        return all(
-            identical(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)
-        )
-    return bool(one == other)
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, which tell NaN from NaN."""
-    return tensor.contiguous().flatten().view(torch.uint8)

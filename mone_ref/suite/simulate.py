@@ -22,9 +22,18 @@ from mone_ref.suite.bench import Bench, Options, attempt_key
 from mone_ref.suite.cases import USUAL, Case, Change, Setting
 from mone_ref.suite.edits import Edit, edited
 from mone_ref.suite.golden import Golden
-from mone_ref.suite.judge import Parts
+from mone_ref.suite.judge import Judgement, Parts
 from mone_ref.suite.outcomes import Result
-from mone_ref.suite.planted import STARTS, Honest, Planted, Started, Watched, steps, watch
+from mone_ref.suite.planted import (
+    STARTS,
+    Honest,
+    Planted,
+    PlantedSession,
+    Start,
+    Started,
+    Watched,
+    steps,
+)
 from mone_ref.suite.runner import Harness
 from mone_ref.suite.teacher import Teacher
 
@@ -55,7 +64,7 @@ class Simulator:
     ) -> None:
         self.reference = reference
         quick = replace(options or Options(), watchdog=False)
-        self._honest = HonestHarness(reference, root, watch(faults), quick)
+        self._honest = HonestHarness(reference, root, faults, quick)
         self._wrong: dict[Fault, WrongHarness] = {}
         self._runs: dict[tuple[str, str], Simulated] = {}
 
@@ -108,24 +117,53 @@ def simulated(harness: Harness, case: Case, dtype: str) -> Simulated:
 
 # -- what is kept
 
+Question = tuple[str, str, Sequence[Edit], Setting]
+"""What a bench is asked to attempt."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a case went on the honest reference: its attempts in their order, the watched steps
+    that it called outside of them, and what came of it."""
+
+    attempts: tuple[Question, ...]
+    called: frozenset[str]
+    judgement: Judgement
+
 
 class HonestHarness(Harness):
     """The reference without a fault. Edited checkpoints are made once: it never writes there."""
 
-    def __init__(self, reference: Backend, root: Path, watched: Fault, options: Options) -> None:
+    def __init__(
+        self, reference: Backend, root: Path, faults: Iterable[Fault], options: Options
+    ) -> None:
         self.root = root
-        self.backend = Watched(reference, watched)
+        self.backend = Watched(reference, faults)
         super().__init__(self.backend, reference.describe(), root, options)
         self.bench: HonestBench = HonestBench(self.backend, root, options)
+        self.courses: dict[tuple[str, str], Course] = {}
+
+    def _run(self, case: Case, dtype: str) -> Judgement:
+        bench, before = self.bench, Counter(self.backend.calls)
+        bench.asked, bench.in_attempts = [], Counter()
+        judgement = super()._run(case, dtype)
+        called = frozenset(self.backend.calls - before - bench.in_attempts)
+        self.courses[case.id, dtype] = Course(tuple(bench.asked), called, judgement)
+        return judgement
 
 
 class HonestBench(Bench):
-    """Keeps what does not depend on a fault, and which steps each attempt called."""
+    """Keeps what does not depend on a fault, and which steps each attempt called.
+
+    ``asked`` and ``in_attempts`` are the attempts of one case, and the calls that they took now.
+    """
 
     def __init__(self, backend: Watched, root: Path, options: Options) -> None:
         super().__init__(backend, backend.describe(), root, options)
         self.backend = backend
         self.watched = steps(backend.fault)
+        self.asked: list[Question] = []
+        self.in_attempts: Counter[str] = Counter()
         self._calls: dict[tuple[str, ...], Counter[str]] = {}
         self._starts: dict[tuple[str, ...], list[Started]] = {}
         self._layers: dict[str, Mapping[int, LayerSubstitution]] = {}
@@ -143,9 +181,16 @@ class HonestBench(Bench):
         """As the base class, counting."""
         before = Counter(self.backend.calls)
         attempt = super().attempt(fixture, dtype, edits, setting)
-        key = attempt_key(fixture, dtype, edits, setting)
-        self._calls.setdefault(key, self.backend.calls - before)
+        made = self.backend.calls - before
+        self.asked.append((fixture, dtype, edits, setting))
+        self.in_attempts += made
+        self._calls.setdefault(attempt_key(fixture, dtype, edits, setting), made)
         return attempt
+
+    def _judge_control(self, control: str, dtype: str, setting: Setting) -> Judgement:
+        """As the base class; a control that was judged before is an attempt of this case too."""
+        self.attempt(control, dtype, setting=setting)
+        return super()._judge_control(control, dtype, setting)
 
     def calls(
         self, fixture: str, dtype: str, edits: Sequence[Edit], setting: Setting
@@ -195,10 +240,27 @@ class WrongHarness(Harness):
     """The reference with a fault, beside the honest one."""
 
     def __init__(self, reference: Backend, fault: Fault, honest: HonestHarness) -> None:
-        watched = steps(fault) <= honest.bench.watched
-        self.backend = Planted(reference, fault, honest.backend.honest if watched else None)
+        self.honest = honest
+        self.watched = steps(fault) <= honest.bench.watched
+        self.backend = Planted(reference, fault, honest.backend.honest if self.watched else None)
         super().__init__(self.backend, honest.bench.info, honest.root, honest.bench.options)
         self.bench: WrongBench = WrongBench(self.backend, honest)
+
+    def _run(self, case: Case, dtype: str) -> Judgement:
+        course = self.honest.courses.get((case.id, dtype))
+        if course is not None and self._takes(course):
+            return course.judgement
+        return super()._run(case, dtype)
+
+    def _takes(self, course: Course) -> bool:
+        """Whether a case goes as it did without the fault: what it asks next follows from what
+        it was answered, so each attempt that is the honest one leads to the same next one."""
+        if not self.watched or course.called & self.bench.steps:
+            return False
+        honest = self.honest.bench
+        return all(
+            self.bench.attempt(*asked) is honest.attempt(*asked) for asked in course.attempts
+        )
 
 
 class WrongBench(Bench):
@@ -229,18 +291,36 @@ class WrongBench(Bench):
             return False
         calls = self.honest.calls(fixture, dtype, edits, setting)
         reached = {step: calls[step] for step in self.steps if calls[step]}
-        return not reached or self._starts_alike(fixture, dtype, edits, reached)
-
-    def _starts_alike(
-        self, fixture: str, dtype: str, edits: Sequence[Edit], reached: Mapping[str, int]
-    ) -> bool:
-        """Whether all calls of replaced steps fall into one start of the load, and that gives
-        the same with the fault: what follows is then the same program on the same input."""
+        if not reached:
+            return True
         for start, honest in zip(STARTS, self.honest.starts(fixture, dtype, edits), strict=True):
             if all(honest.calls[step] == count for step, count in reached.items()):
-                with self.copy(fixture, edits) as directory:
-                    return self.backend.start(start, directory, dtype).found == honest.found
-        return False
+                return self._start_alike(start, honest, fixture, dtype, edits)
+        return self._session_alike(fixture, dtype, edits, setting)
+
+    def _start_alike(
+        self, start: Start, honest: Started, fixture: str, dtype: str, edits: Sequence[Edit]
+    ) -> bool:
+        """Whether a start of the load, into which all calls of replaced steps fall, gives the
+        same with the fault: what follows is then the same program on the same input."""
+        with self.copy(fixture, edits) as directory:
+            return self.backend.start(start, directory, dtype).found == honest.found
+
+    def _session_alike(
+        self, fixture: str, dtype: str, edits: Sequence[Edit], setting: Setting
+    ) -> bool:
+        """Whether the model that is loaded with the fault is the honest one, and each of its
+        answers is: an attempt asks nothing else but the rows, which follow from the model."""
+        prompts, options = self.golden(fixture).ids, self._load_options((fixture,), dtype, setting)
+        with self.copy(fixture, edits) as directory:
+            honest = self.backend.honest.loads.get((directory, str(options)))
+            if honest is None:
+                return False
+            with self.engine.open(directory, options) as opened:
+                session = opened.session
+                return isinstance(session, PlantedSession) and session.answers_as(
+                    honest.digest, prompts
+                )
 
     def golden(self, fixture: str) -> Golden:
         """That of the honest bench."""
