@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 import pytest
@@ -22,10 +23,7 @@ class Honest:
 
     def __init__(self, fixture):
         self.backend = Watched(ReferenceBackend(), FAULTS.values())
-        options = LoadOptions(
-            dtype="float32", max_tokens=max(map(len, PROMPTS)), max_prompts=len(PROMPTS)
-        )
-        self.session = self.backend.load(fixture / "checkpoint", options)
+        self.session = self.backend.load(fixture / "checkpoint", options())
         self.answers = self.session.score([list(prompt) for prompt in PROMPTS])
         self.digest = self.session.digest()
 
@@ -78,6 +76,37 @@ def test_an_answer_is_not_known_of_another_model_or_prompt(honest):
     assert planted.known(honest.digest, PROMPTS[0]) is honest.answers[0]
     assert planted.known(b"another", PROMPTS[0]) is None
     assert planted.known(honest.digest, (*PROMPTS[0], 0)) is None
+
+
+def options(tensor_parallel=1):
+    return LoadOptions(
+        dtype="float32",
+        max_tokens=max(map(len, PROMPTS)),
+        max_prompts=len(PROMPTS),
+        tensor_parallel=tensor_parallel,
+    )
+
+
+def test_a_report_is_that_of_the_honest_check_where_no_replaced_step_is_called_in_it(honest):
+    checkpoint = FIXTURE / "checkpoint"
+    (checked,) = honest.backend.honest.checks.values()
+    loaded = Planted(ReferenceBackend(), FAULTS["neighbour"], honest.backend.honest)
+    assert loaded.check(checkpoint, "float32") is checked.report
+    ruled = Planted(ReferenceBackend(), FAULTS["missing-constant-is-zero"], honest.backend.honest)
+    assert ruled.check(checkpoint, "float32") is not checked.report
+
+
+def test_no_fault_changes_the_report_that_its_load_rests_on(honest):
+    (checked,) = honest.backend.honest.checks.values()
+    before = digest(checked.report)
+    lent = [f for f in FAULTS.values() if f.stage == "load" and not steps(f) & checked.called]
+    assert lent
+    for fault in lent:
+        planted = Planted(ReferenceBackend(), fault, honest.backend.honest)
+        for ranks in (1, 3):
+            with contextlib.suppress(Exception):
+                planted.load(FIXTURE / "checkpoint", options(ranks))
+        assert digest(checked.report) == before, fault.id
 
 
 def test_no_fault_changes_the_model_that_its_step_is_given(honest):

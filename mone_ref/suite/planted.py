@@ -4,6 +4,7 @@ What is skipped here is what the fault cannot have touched, so that a thousand q
 wrong engine are quick. Every shortcut rests on one fact: until a replaced step gives something
 else, the wrong engine is the honest one on the same input. A loaded model is never changed: an
 update works on a copy. So sessions share models, and what an honest step was given stays as it was.
+Nor does a load change the report that it rests on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -53,10 +55,14 @@ REPLAYED = frozenset(
         "mone_ref.substitution.rewrite_routes",
     }
 )
-"""Steps of a forward pass that can be called again by themselves: they are given tensors, weights
-and declarations, and give tensors. Others are given a callback, or are too small to keep."""
+"""Steps of a forward pass that are called again by themselves: they are given tensors, weights and
+declarations, and give tensors. ``moe.forward`` is given a callback; what is called once for every
+expert would fill the memory."""
 
 Prompt = tuple[int, ...]
+
+CHECK = validate.check
+"""The check itself, which is replaced during a load."""
 
 
 def watch(faults: Iterable[Fault]) -> Fault:
@@ -124,13 +130,23 @@ class Loaded:
     called: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What was said of a checkpoint before it was loaded, and the watched steps that it took."""
+
+    report: validate.Report
+    called: frozenset[str]
+
+
 @dataclass
 class Honest:
     """What the honest reference did: answers by the digest of a loaded model and a prompt,
-    and loads by the checkpoint, which nobody changes, and the options."""
+    loads by the checkpoint, which nobody changes, and the options, checks by the checkpoint and
+    the dtype."""
 
     answers: dict[tuple[bytes, Prompt], Known] = field(default_factory=dict)
     loads: dict[tuple[Path, str], Loaded] = field(default_factory=dict)
+    checks: dict[tuple[Path, str | None], Checked] = field(default_factory=dict)
 
 
 class Planted(Backend):
@@ -177,8 +193,15 @@ class Planted(Backend):
         return Loaded(session, digest(vars(session)))
 
     def _load(self, checkpoint: Path, options: LoadOptions) -> Session:
-        with self.planted():
+        with self.planted(), mock.patch.object(validate, "check", self.check):
             return self.inner.load(checkpoint, options)
+
+    def check(self, checkpoint: Path, dtype: str | None = None) -> validate.Report:
+        """The first part of a load; the honest report where that calls no wrong step."""
+        made = self.honest.checks.get((checkpoint, dtype))
+        if made is None or made.called & self.calls.keys():
+            return CHECK(checkpoint, dtype)
+        return made.report
 
     def start(self, start: Start, checkpoint: Path, dtype: str) -> Started:
         """Begin a load, with the fault."""
@@ -232,6 +255,15 @@ class Watched(Planted):
             return result
 
         return step
+
+    def check(self, checkpoint: Path, dtype: str | None = None) -> validate.Report:
+        """The report is written down."""
+        with planted(self.fault) as witness:
+            report = CHECK(checkpoint, dtype)
+        self.calls.update(witness.calls)
+        called = frozenset(+Counter(witness.calls))
+        self.honest.checks[checkpoint, dtype] = Checked(report, called)
+        return report
 
     def load(self, checkpoint: Path, options: LoadOptions) -> Session:
         """As the inner backend; the model is written down."""
