@@ -75,7 +75,7 @@ def verify(
     for one in checked.values():
         problems += one.problems
     problems += _manifest_problems(directory, blueprint, wanted, plan, checked)
-    tensors = sum(len(shard.tensors) for shard in blueprint.shards)
+    tensors = len(blueprint.tensors)
     return Verified(
         tuple(problems), len(wanted), tensors, sum(one.size for one in checked.values())
     )
