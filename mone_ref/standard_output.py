@@ -6,6 +6,7 @@ the files that a command works on, or for nobody's, and end in a traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ def watched() -> Iterator[None]:
     stream: TextIO | None = sys.stdout
     if stream is None:  # the descriptor was closed; the next file opened would get its number
         _end("closed")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # an encoding without some letter is no end
     try:
         with redirect_stdout(cast(TextIO, _Watched(stream))):
             try:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def ended(*words: object, prefix: Sequence[str] = (), **options: object) -> tuple[int, str]:
+def ended(
+    *words: object,
+    prefix: Sequence[str] = (),
+    environment: Mapping[str, str] = {},
+    **options: object,
+) -> tuple[int, str]:
     """Exit code and standard error of ``python WORDS``, which must end by itself."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     command = [*prefix, sys.executable, *map(str, words)]
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
     done = subprocess.run(command, env=environment, text=True, timeout=HANG, check=False, **pipes)
@@ -56,7 +61,7 @@ def ended(*words: object, prefix: Sequence[str] = (), **options: object) -> tupl
     return done.returncode, said
 
 
-def together(*words: object, **options: object) -> tuple[int, str]:
+def together(*words: object, **options: Any) -> tuple[int, str]:
     """Exit code, and all that is said on both."""
     return ended(*words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
@@ -114,6 +119,12 @@ def test_nobody_reads(reader: str) -> None:
     broken = ended("-c", MAIN, "spec", stdout=into)
     os.close(into)
     assert broken == (74, NO_SPACE.replace("no space left on device", "broken pipe"))
+
+
+def test_an_encoding_without_some_letter_loses_no_answer() -> None:
+    """``spec`` prints a middle dot, which ASCII has not."""
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert together("-c", MAIN, "spec", "GEN-1", environment=environment)[0] == 0
 
 
 # -- files that never speak

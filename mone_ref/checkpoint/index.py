@@ -11,7 +11,7 @@ from typing import Any
 
 from mone_ref import strict_json
 from mone_ref.checkpoint.entry import TensorEntry
-from mone_ref.checkpoint.findings import LFS_START, flaw, lfs_pointer, unreadable
+from mone_ref.checkpoint.findings import LFS_START, flaw, lfs_pointer, most, unreadable
 from mone_ref.checkpoint.opening import is_plain_name, open_regular
 from mone_ref.checkpoint.text import count, plain, some
 from mone_ref.errors import Code, Problem, Severity, show
@@ -60,7 +60,7 @@ def read(directory: Path) -> tuple[Index | None, list[Problem]]:
         flaw(Code.INDEX, NAME, key, "a key that stands more than once", "each key once")
         for key in parsed.duplicates
     ]
-    problems += _weight_map_problems(parsed.value)
+    problems += most(_weight_map_problems(parsed.value))
     if problems:
         return None, problems
     total_size, problems = _total_size(parsed.value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mone_ref.checkpoint import index
-from mone_ref.checkpoint.findings import flaw
+from mone_ref.checkpoint.findings import flaw, most
 from mone_ref.checkpoint.index import SUFFIX, Index
 from mone_ref.checkpoint.opening import leaves
 from mone_ref.checkpoint.text import some
@@ -90,7 +90,7 @@ def _from_index(directory: Path, weights: list[str]) -> WeightFiles:
     if read is None:
         return WeightFiles((), None, tuple(problems))
     shards = read.shards
-    problems += index.missing_shards(read, set(weights))
+    problems += most(index.missing_shards(read, set(weights)))
     for name in weights:
         if name not in shards:
             found, expected = f"a file that {index.NAME} does not name", "only files of the index"

@@ -22,6 +22,7 @@ from mone_ref.fill.layer_recipe import LayerRecipeError
 from mone_ref.fill.recipe import RecipeError
 from mone_ref.suite import cases, data, layer_cases, spread
 from mone_ref.suite.cases import CaseError
+from mone_ref.suite.printable import printable
 
 app = typer.Typer(help="Fill, check and list fixture checkpoints.", no_args_is_help=True)
 
@@ -47,7 +48,7 @@ def fill(
     except (RecipeError, Rejected, OSError) as error:
         fail(str(error), 1)
     for one in made:
-        typer.echo(f"filled {one.directory}")
+        typer.echo(printable(f"filled {one.directory}"))
 
 
 @app.command("check")
@@ -97,7 +98,7 @@ def pin(
         pins.write(root)
     except (RecipeError, OSError) as error:
         fail(str(error), 1)
-    typer.echo(f"pinned {root / pins.PINS}")
+    typer.echo(printable(f"pinned {root / pins.PINS}"))
 
 
 @app.command("layers")
@@ -136,7 +137,7 @@ def list_fixtures(root: Root = None, as_json: AsJson = False) -> None:
     place = root or data.root() / "fixtures"
     try:
         rows = [describe(one) for one in select(place, [])]
-    except RecipeError as error:
+    except (RecipeError, OSError) as error:
         fail(str(error), 1)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

@@ -98,7 +98,7 @@ def from_scores(
         return rank(values, kept), list(ranking.warnings(values, scores.name))
 
     scope = "all layers together" if across else "each layer"
-    provenance = f"scores of {scores.name}, {scope}"
+    provenance = f"scores of {plain(scores.name)}, {scope}"
     _make(directory, out, _draft(kind, form, constants, top_k, mtp, provenance), choose)
 
 
@@ -133,7 +133,7 @@ def _make(
         try:
             kept, warned = choose(read)
             layers = {key: LayerPlan(ids) for key, ids in kept.items()}
-            made = Plan(**{**vars(draft), "layers": layers, "file": out.name})
+            made = Plan(**{**vars(draft), "layers": layers, "file": plain(out.name)})
             found += [*warned, *decisions.decide(made, read).problems]
         except Rejected as rejected:
             found += rejected.problems

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -45,13 +45,19 @@ class Fixture:
         return self.numbers("golden.safetensors") | self.numbers(ranks.FILE)
 
     def numbers(self, name: str) -> dict[str, Tensor]:
-        """The numbers of one file; none where it is absent, as that of ranks may be."""
+        """The numbers of one file; none where it is absent, as that of ranks may be.
+
+        Raises ``RecipeError``, OSError.
+        """
         path = self.directory / name
         if name == ranks.FILE and not path.exists():
             return {}
         require_regular(path)
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise RecipeError(f"{path}: {error}") from error
 
 
 def read(directory: Path) -> Fixture:

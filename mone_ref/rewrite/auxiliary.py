@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -22,7 +23,7 @@ INDEX_SUFFIX = ".index.json"
 
 def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
     """Files to copy, relative and sorted, nested ones included; and a note on what is left out,
-    or an error (UNREADABLE) for each directory that cannot be looked into.
+    or an error (UNREADABLE) for each file or directory that cannot be looked into.
 
     Left out: weights in any format, weight indexes, hidden files and directories, links that
     leave the checkpoint, linked directories. config.json and a manifest are written anew.
@@ -40,14 +41,22 @@ def find(directory: Path) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
                 here == directory and _is_shard(name)
             ):
                 continue
-            (copied if _is_copied(here / name, directory) else left).append(relative)
+            try:
+                (copied if _is_copied(here / name, directory) else left).append(relative)
+            except OSError as error:
+                closed.append(error)
     unread = [unreadable(_relative(Path(error.filename), directory), error) for error in closed]
     return tuple(sorted(copied)), (*unread, *_omitted(sorted(left)))
 
 
 def _is_copied(path: Path, directory: Path) -> bool:
+    """Whether a file goes into the output. Raises OSError where it should and cannot be read."""
     is_ours = not path.name.startswith(".") and not path.name.endswith((*WEIGHTS, INDEX_SUFFIX))
-    return is_ours and path.is_file() and not leaves(path, directory)
+    if not is_ours or not path.is_file() or leaves(path, directory):
+        return False
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return True
 
 
 def _is_left(here: Path, name: str) -> bool:

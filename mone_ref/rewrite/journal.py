@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mone_ref.checkpoint.opening import read_regular
+
 NAME = "journal.json"
+LONGEST = 200  # bytes of a name to which more is added; file systems allow 255
 
 
 @dataclass
@@ -31,7 +35,7 @@ class Journal:
 def load(directory: Path) -> Journal | None:
     """The journal of a partial output; None where there is none that can be read."""
     try:
-        document: Any = json.loads((directory / NAME).read_bytes())
+        document: Any = json.loads(read_regular(directory / NAME))
         finished = {
             name: (int(size), str(sha)) for name, (size, sha) in document["finished"].items()
         }
@@ -40,7 +44,7 @@ def load(directory: Path) -> Journal | None:
             for path, (size, changed, inode) in document["states"].items()
         }
         return Journal(str(document["identity"]), states, finished)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -56,8 +60,11 @@ def write_durably(path: Path, content: bytes) -> None:
 
 def unfinished(path: Path) -> Path:
     """Where a file lies until it is whole. Hidden: no file of a source has such a name in an
-    output (``auxiliary.find``)."""
-    return path.with_name(f".{path.name}.unfinished")
+    output (``auxiliary.find``). A name that is nearly as long as names may be is hashed."""
+    name = os.fsencode(path.name)
+    if len(name) > LONGEST:
+        name = hashlib.sha256(name).hexdigest().encode()
+    return path.with_name(f".{os.fsdecode(name)}.unfinished")
 
 
 def sync_directory(directory: Path) -> None:

@@ -21,6 +21,7 @@ import yaml
 from mone_ref import strict_json, strict_yaml
 from mone_ref.checkpoint.findings import MOST, most
 from mone_ref.checkpoint.opening import open_regular
+from mone_ref.checkpoint.text import plain
 from mone_ref.errors import Code, Phase, Problem, Rejected, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan_dialects
@@ -99,7 +100,7 @@ def read(path: Path) -> Plan:
 
     Raises ``Rejected`` (PLAN) with every problem of the file.
     """
-    name = path.name
+    name = plain(path.name)
     try:
         data = contents(path)
     except (OSError, ValueError) as error:

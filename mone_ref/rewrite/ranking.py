@@ -17,6 +17,7 @@ import numpy as np
 
 from mone_ref.checkpoint import dtypes, header
 from mone_ref.checkpoint.opening import open_regular
+from mone_ref.checkpoint.text import plain
 from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, only_errors, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan
@@ -232,4 +233,4 @@ def _problem(
     file: str,
     severity: Severity = Severity.ERROR,
 ) -> Problem:
-    return Problem(code, Phase.PARSE, where, found, expected, file, severity)
+    return Problem(code, Phase.PARSE, where, found, expected, plain(file), severity)
