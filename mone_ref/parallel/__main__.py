@@ -95,7 +95,8 @@ def new_constants(file: Path) -> dict[str, Tensor]:
         require_regular(file)
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        told = f"--update {show(str(file))}: found {error}, expected a safetensors file"
+        reason = getattr(error, "strerror", None) or error
+        told = f"--update {show(str(file))}: found {reason}, expected a safetensors file"
         raise ValueError(told) from error
 
 
