@@ -242,6 +242,11 @@ def only_errors(problems: Iterable[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.severity is Severity.ERROR]
 
 
+def reason(error: Exception) -> str:
+    """What the system says of a call that failed, or else the exception itself."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class Rejected(Exception):
     """Refusal of an input, with every problem that was found.
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, NoReturn, TextIO, cast
 
+from mone_ref.errors import reason
+
 STATUS = 74
 """Exit code of a command whose answer was not written: EX_IOERR of sysexits.h."""
 
@@ -46,7 +48,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputLost((error.strerror or str(error)).lower()) from None
+        raise OutputLost(reason(error).lower()) from None
 
 
 @contextmanager

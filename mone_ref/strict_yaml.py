@@ -20,7 +20,10 @@ class StrictYamlError(ValueError):
     """The bytes are no such document; the message says why and, where known, where."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where the package has it
+
+
+class _Loader(SAFE):  # type: ignore[misc]
     """YAML 1.1 without repeated keys; keys are text, as in JSON."""
 
 
@@ -71,7 +74,7 @@ def parse(data: bytes) -> Any:
 
 def _refuse_beyond_json(text: str) -> None:
     """Raises ``StrictYamlError`` for an alias or a tag."""
-    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    for event in yaml.parse(text, SAFE):
         if isinstance(event, yaml.AliasEvent):
             raise StrictYamlError("an alias: a few of them can stand for any amount of data")
         tag = getattr(event, "tag", None)

@@ -102,6 +102,16 @@ def run(*arguments: object, **options: Any) -> tuple[int, str]:
     return process.returncode, out + err
 
 
+def rewritten(root: Path) -> Path:
+    """``source``, ``plan.json`` and the right output ``out`` in a directory, which is returned."""
+    checkpoint(root / "source")
+    plan(root / "plan.json")
+    words = ("rewrite", root / "source", "--plan", root / "plan.json", "--out", root / "out")
+    status, said = run(*words)
+    assert status == 0, said
+    return root
+
+
 def hashes(directory: Path) -> dict[str, str]:
     """Every file of a directory and its sha256."""
     return {

@@ -36,11 +36,7 @@ MAIN = "from mone_ref.cli import main; main()"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``source``, ``plan.json``, the output of the rewrite, ``out``, and a whole report."""
-    root = tmp_path_factory.mktemp("made")
-    rewriting.checkpoint(root / "source")
-    rewriting.plan(root / "plan.json")
-    words = ("rewrite", root / "source", "--plan", root / "plan.json", "--out", root / "out")
-    assert rewriting.run(*words)[0] == 0
+    root = rewriting.rewritten(tmp_path_factory.mktemp("made"))
     reports.write(root / "report.jsonl")
     return root
 

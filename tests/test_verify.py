@@ -18,13 +18,7 @@ ROUTER = "model.layers.0.mlp.gate.weight"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``source``, ``plan.json`` and the right output ``out``."""
-    root = tmp_path_factory.mktemp("verify")
-    rewriting.checkpoint(root / "source")
-    rewriting.plan(root / "plan.json")
-    arguments = (root / "source", "--plan", root / "plan.json", "--out", root / "out")
-    status, said = rewriting.run("rewrite", *arguments)
-    assert status == 0, said
-    return root
+    return rewriting.rewritten(tmp_path_factory.mktemp("verify"))
 
 
 def header(path: Path) -> tuple[int, dict[str, dict[str, list[int]]]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mone_ref.checkpoint.text import plain
-from mone_ref.errors import Code, Phase, Problem, Severity
+from mone_ref.errors import Code, Phase, Problem, Severity, reason
 
 LFS_START = b"version https://git-lfs"
 
@@ -30,8 +30,7 @@ def flaw(
 
 def unreadable(file: str, error: OSError) -> Problem:
     """A file that the system refuses to open or read."""
-    reason = error.strerror or str(error)
-    return flaw(Code.UNREADABLE, file, "file", reason.lower(), "a readable regular file")
+    return flaw(Code.UNREADABLE, file, "file", reason(error).lower(), "a readable regular file")
 
 
 def lfs_pointer(file: str) -> Problem:

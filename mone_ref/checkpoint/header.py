@@ -116,7 +116,7 @@ def _header(document: dict[str, Any], file: str, data_begin: int, size: int) -> 
             continue
         faults = list(_entry_problems(name, fields, file))
         problems += faults
-        if faults and only_errors(faults):
+        if only_errors(faults):
             broken = True
         else:
             begin, end = fields["data_offsets"]

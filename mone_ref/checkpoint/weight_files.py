@@ -14,7 +14,7 @@ from mone_ref.checkpoint.findings import flaw, most
 from mone_ref.checkpoint.index import SUFFIX, Index
 from mone_ref.checkpoint.opening import leaves
 from mone_ref.checkpoint.text import some
-from mone_ref.errors import Code, Problem, Severity, show
+from mone_ref.errors import Code, Problem, Severity, reason, show
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 NUMBERED = re.compile(r"(?P<prefix>.+)-(?P<number>[0-9]+)-of-(?P<total>[0-9]+)\.safetensors")
@@ -41,8 +41,8 @@ def find(directory: Path) -> WeightFiles:
     try:
         present = sorted(_files(directory))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        found, expected = f"{show(str(directory))}: {reason.lower()}", "a directory with weights"
+        found = f"{show(str(directory))}: {reason(error).lower()}"
+        expected = "a directory with weights"
         return WeightFiles((), None, (flaw(Code.NOT_A_CHECKPOINT, ".", "path", found, expected),))
     weights = [name for name in present if name.endswith(SUFFIX)]
     pickles = list(_pickles(present, weights))

@@ -10,7 +10,7 @@ import typer
 
 from mone_ref.checkpoint.text import count, plain
 from mone_ref.cli import problems
-from mone_ref.errors import Code, Problem, Rejected, only_errors
+from mone_ref.errors import Code, Problem, Rejected, only_errors, reason
 from mone_ref.rewrite import decisions, plan, ranking, soundness, structure
 from mone_ref.rewrite.plan import Form, Kind, LayerPlan, Mtp, Plan
 from mone_ref.rewrite.structure import Structure
@@ -145,7 +145,7 @@ def _make(
     try:
         _write(out, plan.as_yaml(made))
     except OSError as error:
-        typer.echo(f"error: {shown}: {(error.strerror or str(error)).lower()}", err=True)
+        typer.echo(f"error: {shown}: {reason(error).lower()}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"wrote {shown}: {_kept(made)}")
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from mone_ref import prompt as prompts
 from mone_ref import standard_output
 from mone_ref.checkpoint.opening import require_regular
-from mone_ref.errors import Rejected, show
+from mone_ref.errors import Rejected, reason, show
 from mone_ref.parallel import distributed, model
 from mone_ref.parallel.distributed import DistributedModel, RankLost
 from mone_ref.parallel.model import ParallelModel
@@ -95,8 +95,7 @@ def new_constants(file: Path) -> dict[str, Tensor]:
         require_regular(file)
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        told = f"--update {show(str(file))}: found {reason}, expected a safetensors file"
+        told = f"--update {show(str(file))}: found {reason(error)}, expected a safetensors file"
         raise ValueError(told) from error
 
 

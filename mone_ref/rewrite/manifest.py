@@ -22,7 +22,7 @@ from mone_ref.checkpoint.findings import flaw, unreadable
 from mone_ref.checkpoint.header import LENGTH_BYTES, LONGEST_HEADER
 from mone_ref.checkpoint.index import SUFFIX
 from mone_ref.checkpoint.opening import open_regular
-from mone_ref.errors import Code, Rejected, show
+from mone_ref.errors import Code, Rejected, reason, show
 from mone_ref.rewrite import identity
 
 NAME = "mone-ref-manifest.json"
@@ -87,8 +87,7 @@ def read(directory: Path) -> dict[str, Any]:
         with open_regular(directory / NAME) as stream:
             parsed = strict_json.parse(stream.read())
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise _broken("file", reason, "the manifest of a rewrite") from None
+        raise _broken("file", reason(error).lower(), "the manifest of a rewrite") from None
     except strict_json.StrictJsonError as error:
         raise _broken("$", str(error), "valid JSON") from None
     wrong = jsonschema.exceptions.best_match(_validator().iter_errors(parsed.value))

@@ -22,7 +22,7 @@ from mone_ref import strict_json, strict_yaml
 from mone_ref.checkpoint.findings import MOST, most
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.checkpoint.text import plain
-from mone_ref.errors import Code, Phase, Problem, Rejected, show
+from mone_ref.errors import Code, Phase, Problem, Rejected, reason, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan_dialects
 from mone_ref.rewrite.plan_dialects import VERSION, Unread
@@ -104,8 +104,7 @@ def read(path: Path) -> Plan:
     try:
         data = contents(path)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise Rejected([_unreadable(name, str(reason).lower(), "a readable file")]) from None
+        raise Rejected([_unreadable(name, reason(error).lower(), "a readable file")]) from None
     try:
         document = plan_dialects.to_document(load(data))
     except Unread as error:

@@ -18,7 +18,7 @@ import numpy as np
 from mone_ref.checkpoint import dtypes, header
 from mone_ref.checkpoint.opening import open_regular
 from mone_ref.checkpoint.text import plain
-from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, only_errors, show
+from mone_ref.errors import Code, Phase, Problem, Rejected, Severity, only_errors, reason, show
 from mone_ref.fields import ROOT
 from mone_ref.rewrite import plan
 from mone_ref.rewrite.plan_dialects import Unread
@@ -100,9 +100,9 @@ def read(path: Path, structure: Structure, with_mtp: bool = False) -> Scores:
     try:
         found = _by_layer(_load(path), list(layers))
     except (Unread, OSError) as error:
-        text = getattr(error, "strerror", None) or str(error)
         expected = "scores in JSON, safetensors or npz"
-        raise Rejected([_problem(Code.PLAN_FILE, ROOT, text, expected, path.name)]) from None
+        problem = _problem(Code.PLAN_FILE, ROOT, reason(error), expected, path.name)
+        raise Rejected([problem]) from None
     problems = list(_score_problems(found, layers, path.name))
     if problems:
         raise Rejected(problems)

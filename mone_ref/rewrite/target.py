@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mone_ref.checkpoint.findings import flaw
-from mone_ref.errors import Code, Problem, Rejected
+from mone_ref.errors import Code, Problem, Rejected, reason
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def _refused(code: Code, file: str, found: str, expected: str) -> Rejected:
 
 def cannot_write(path: Path, error: OSError) -> Problem:
     """A problem of the disk or its permissions."""
-    reason = (error.strerror or str(error)).lower()
+    found = reason(error).lower()
     expected = "an output that can be written; what is finished is kept for the next try"
-    return flaw(Code.OUTPUT_WRITE, str(error.filename or path), "file", reason, expected)
+    return flaw(Code.OUTPUT_WRITE, str(error.filename or path), "file", found, expected)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from mone_ref.backend import (
 from mone_ref.faults import Fault, Patch, planted
 from mone_ref.faults.plant import target
 from mone_ref.precision import exact_products
-from mone_ref.suite.identical import identical
+from mone_ref.suite.identical import bits, identical
 
 SEES_SEVERAL = "mone_ref.loading.score_each"
 """The one step that is given more than one prompt."""
@@ -441,5 +441,5 @@ class Flat(pickle.Pickler):
         """Dtype, shape and bytes of a tensor; everything else as ever."""
         if not isinstance(value, Tensor):
             return NotImplemented
-        held = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        held = bits(value.detach()).numpy().tobytes()
         return tuple, ((str(value.dtype), tuple(value.shape), held),)
